@@ -144,8 +144,7 @@ def config_of(
 ) -> ConfigDict:
     """Return the config of a preset, its batch in as many parts as the devices' memory needs.
 
-    Raises:
-      ValueError: a key of `keys`, "section.name=value", is not in the config.
+    Raise ValueError if a key of `keys`, "section.name=value", is not in the config.
     """
     if preset in PRESETS:
         recipe, run, own, phase, tokens = PRESETS[preset]
@@ -183,10 +182,9 @@ def config_of(
 
 
 def devices_of(target: str) -> Sequence[Any]:
-    """Return the devices of a target such as "h100:8"; except those of "cpu" they run nothing.
+    """Return the devices of a target such as "h100:8"; only those of "cpu" can run.
 
-    Raises:
-      ValueError: the target is unknown, or its compiler is not installed.
+    Raise ValueError if the target is unknown, or its compiler is not installed.
     """
     name, _, given = target.partition(":")
     number = int(given) if given.isdecimal() else 0

@@ -210,15 +210,9 @@ def commands() -> dict[str, Command]:
 
 
 class Bench:
-    """The job that nobody broke, and the conditions run on copies of it."""
+    """The unbroken job, made in an empty folder, and the conditions run on copies of it."""
 
     def __init__(self, folder: pathlib.Path, timeout: float):
-        """Make the job, and what commands need besides.
-
-        Args:
-          folder: an empty one.
-          timeout: seconds of a command.
-        """
         self._folder, self._timeout, self._commands = folder, timeout, commands()
         self._environment = small_job.environment(folder / "compiled")
         self._template = World(folder / "template")

@@ -79,10 +79,9 @@ def children(process: int) -> list[int]:
 def wait_for_changes(
     run: small_job.Run, process: subprocess.Popen, count: int, needs_worker: bool
 ) -> int | None:
-    """Wait until the files have changed so often, and a worker runs; None if the command ended.
+    """Wait for `count` changes of files, and a worker if needed.
 
-    Returns:
-      A worker, or 0 if none is needed.
+    Return the worker, 0 if none is needed, or None if the command ended.
     """
     before, seen = run.signature(), 0
     while process.poll() is None:
@@ -99,11 +98,7 @@ def wait_for_changes(
 
 
 def count_changes(run: small_job.Run) -> int:
-    """Run a stage to its end; return how often its files were seen to change.
-
-    Raises:
-      RuntimeError: it fails.
-    """
+    """Run a stage to its end; return the number of observed changes of its files."""
     before, seen = run.signature(), 0
     with run.started() as process:
         while process.poll() is None:
@@ -117,13 +112,10 @@ def count_changes(run: small_job.Run) -> int:
 
 
 def interrupt(run: small_job.Run, who: str, changes: int, delay: float) -> tuple[bool, str]:
-    """Start a stage and interrupt it; return whether it was, and what was wrong.
+    """Start a stage and interrupt it; return whether it was interrupted, and any fault.
 
-    Args:
-      run: the stage.
-      who: "group", "main" or "worker" is killed; "stop" for a SIGTERM.
-      changes: of files before the moment.
-      delay: seconds after them.
+    It kills the "group", "main" or "worker" (`who`), or sends SIGTERM for "stop", `delay` seconds
+    after some changes of files.
     """
     with run.started() as process:
         found = wait_for_changes(run, process, changes, needs_worker=who == "worker")
@@ -186,13 +178,8 @@ def torment(
 ) -> collections.Counter[str]:
     """Interrupt a stage, once for each of `kinds`, and resume; return counts, faults by their text.
 
-    Args:
-      run: the stage, whose job is replaced.
-      before: the job before the stage.
-      expected: digests of its results.
-      changes: of files of an uninterrupted run.
-      kinds: who is killed.
-      rng: of the moments.
+    It replaces the job of `run`. `before` is the job before the stage, `expected` has digests of
+    its results, and `changes` is the number of changes of files of an uninterrupted run.
     """
     counts: collections.Counter[str] = collections.Counter()
     shutil.copytree(before, run.job)
@@ -228,11 +215,7 @@ def _compared(run: small_job.Run, expected: dict[str, str]) -> collections.Count
 
 
 def overrides_of(steps: int) -> dict[str, Any]:
-    """Overridden keys of pre-training: this command's, over which the flags --config.KEY prevail.
-
-    Raises:
-      app.UsageError: a flag sets the number of steps.
-    """
+    """Return overridden keys of pre-training; the flags --config.KEY come first."""
     given = config_flags.get_override_values(flags.FLAGS["config"])
     if "train.num_steps" in given:
         number = given["train.num_steps"]
@@ -247,11 +230,7 @@ def overrides_of(steps: int) -> dict[str, Any]:
 
 
 def wanted_stages() -> tuple[dict[str, small_job.Stage], list[str]]:
-    """All stages, and the names of those to interrupt.
-
-    Raises:
-      app.UsageError: there is no such stage.
-    """
+    """Return all stages, and the names of those to interrupt."""
     config = config_flags.get_config_filename(flags.FLAGS["config"])
     known = small_job.stages(config, overrides_of(_STEPS.value))
     build = known["build_vocab"]

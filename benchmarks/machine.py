@@ -23,11 +23,7 @@ def define_flags(*, cores: int, repetitions: int) -> None:
 
 
 def set_up(cores: int = 0) -> None:
-    """Set this process up as the commands are; call it before using jax.
-
-    Args:
-      cores: the process, and XLA in it, is pinned to so many; 0 for all.
-    """
+    """Set this process up like the commands, pinned to some cores (0: all), before it uses jax."""
     compilation.keep_freed()
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
@@ -82,11 +78,7 @@ class Report:
         print(self._found["machine"], flush=True)
 
     def table(self, title: str, columns: Mapping[str, str]) -> None:
-        """Begin a table.
-
-        Args:
-          columns: name -> format of its numbers, such as ",.1f"; "" for text.
-        """
+        """Begin a table; `columns` are formats of numbers by name, such as ",.1f", "" for text."""
         self._columns = columns
         self._found["tables"].append({"title": title, "rows": []})
         rule = "|".join("---:" if one else "---" for one in columns.values())

@@ -87,12 +87,9 @@ class Recording:
     """
 
     def __init__(self, before: pathlib.Path, folder: pathlib.Path, log: pathlib.Path):
-        """Read a recording.
+        """Read the `log` of faulty_disk.c on changes of `folder`, an absolute path without links.
 
-        Args:
-          before: copy of the folder before the changes.
-          folder: that changed; absolute, without links.
-          log: of faulty_disk.c.
+        `before` is a copy of the folder before the changes.
         """
         self._top, self._folder = _read(before), folder
         self._moves: list[_Renaming] = []
@@ -163,12 +160,9 @@ class Recording:
         return found
 
     def write(self, to: pathlib.Path, moment: int, rng: random.Random) -> None:
-        """Write what the disk may hold after a power cut.
+        """Write a possible disk after a power cut that follows change `moment` to a new folder.
 
-        Args:
-          to: a folder that does not exist.
-          moment: number of the last change before the cut.
-          rng: of what is lost: all names that may be, some or none; all data, half of them or none.
+        `rng` chooses the loss: all possible names, some or none, and all data, half of it or none.
         """
         names, share = rng.choice((0.0, 1.0, None)), rng.choice((0.0, 0.5, 1.0))
         cuts: dict[_Node, float] = {}

@@ -112,11 +112,7 @@ class _Checkout:
     def run(
         self, script: str, config: str, workdir: pathlib.Path, overrides: Mapping[str, Any]
     ) -> None:
-        """Run a command to completion.
-
-        Raises:
-          ChildProcessError: it fails; the message ends with the tail of its output.
-        """
+        """Run a command; raise ChildProcessError with the tail of its output if it fails."""
         print(f"{script} {config} {workdir.name}", file=sys.stderr, flush=True)
         command = [sys.executable, script, f"--config={config}", f"--workdir={workdir}"]
         command += [f"--config.{key}={value}" for key, value in overrides.items()]
@@ -138,19 +134,11 @@ class _Checkout:
 def record(
     checkout: pathlib.Path, runs: Sequence[str], folder: pathlib.Path, cache: pathlib.Path
 ) -> dict[str, Any]:
-    """Run the commands of a checkout.
+    """Run the commands of a checkout, in an empty folder.
 
-    Args:
-      checkout: root of the checkout.
-      runs: names in `TRAINING` and `FINE_TUNING`; the latter require "quickstart".
-      folder: empty folder, for a working directory of each run.
-      cache: folder of the compilation cache.
-
-    Returns:
-      The recording, JSON-able: "versions", and by run "metrics", "results" and "parameters".
-
-    Raises:
-      ChildProcessError: a command fails.
+    `runs` are names in `TRAINING` and `FINE_TUNING`; the latter require "quickstart". Return the
+    recording, JSON-able: "versions", and by run "metrics", "results" and "parameters". Raise
+    ChildProcessError if a command fails.
     """
     commands = _Checkout(checkout.absolute(), environment(cache))
     base = folder / "vocabulary_and_rows"
@@ -251,11 +239,7 @@ def digests(arrays: Mapping[str, Any]) -> dict[str, str]:
 
 
 def wanted_runs(names: Sequence[str]) -> list[str]:
-    """Runs to record for `names`, all if empty; fine-tuning adds the run of its encoder.
-
-    Raises:
-      ValueError: a name is unknown.
-    """
+    """Return the runs to record for `names`, all if empty; fine-tuning adds its encoder's run."""
     known = [*TRAINING, *FINE_TUNING]
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"--runs: there is no {unknown[0]!r}; the runs are {', '.join(known)}")
@@ -281,18 +265,10 @@ def _work_folder(name: str | None) -> Iterator[pathlib.Path]:
 
 
 def compare_files(paths: Sequence[str], runs: Sequence[str], renamed: str | None) -> int:
-    """Print the differences of two recordings.
+    """Print the differences of two recordings; return the exit status, 0 if they are equal.
 
-    Args:
-      paths: paths of the two recordings.
-      runs: runs to compare, as in `wanted_runs`; empty for all recorded ones.
-      renamed: path of the JSON object of renamings, see `compare`; None for none.
-
-    Returns:
-      The exit status: 0 if they are equal.
-
-    Raises:
-      ValueError: a name is unknown, or two names are renamed to one.
+    `runs` are those of `wanted_runs`, empty for all recorded ones. `renamed` is the path of a JSON
+    object of renamings, see `compare`. Raise ValueError for an unknown name, or as `compare`.
     """
     before, after = map(artifacts.read_json, paths)
     if runs:

@@ -42,14 +42,10 @@ def flat(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def compare(
     before: Mapping[str, Any], after: Mapping[str, Any], renamed: Mapping[str, str | None]
 ) -> list[Difference]:
-    """Compare the runs of two recordings; return one difference per run and name.
+    """Compare the runs of two recordings of `record`; return one difference per run and name.
 
-    Args:
-      before, after: recordings as returned by `record`.
-      renamed: old name -> new name, or name -> None if one of the recordings lacks it on purpose.
-
-    Raises:
-      ValueError: two names are renamed to one.
+    `renamed` has new names by old ones, or None if a recording lacks the name on purpose. Raise
+    ValueError if two names get one new name.
     """
     found: list[Difference] = []
     runs = before["runs"], after["runs"]
@@ -71,11 +67,7 @@ _Series = dict[int | None, Any]
 
 
 def _series(run: Mapping[str, Any]) -> dict[str, _Series]:
-    """Series of a recorded run, by name of parameter, metric or result.
-
-    Raises:
-      ValueError: two values share a name and step.
-    """
+    """Return the series of a recorded run, by name of parameter, metric or result."""
     found: dict[str, _Series] = {}
     metrics = ((name, line["step"], line[name]) for line in run["metrics"] for name in line)
     others = (*flat(run["results"]), *run["parameters"].items())

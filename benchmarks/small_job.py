@@ -46,12 +46,7 @@ class Stage:
 
 
 def stages(config: str = CONFIG, overrides: Mapping[str, Any] | None = None) -> dict[str, Stage]:
-    """The stages by name, in their order.
-
-    Args:
-      config: of pre-training.
-      overrides: keys of it besides those of the text.
-    """
+    """Return the stages of a pre-training by name, in order; `overrides` are keys of its config."""
     keys = {
         **({"corpus.root": "JOB/text"} if config == CONFIG else {}),
         "vocab.num_workers": 2,
@@ -98,12 +93,9 @@ def _flags(keys: Mapping[str, Any]) -> list[str]:
 
 
 def write_inputs(job: pathlib.Path, megabytes: float = 0.0, lines: int = 3000) -> None:
-    """Write text, data of a task and of translation, and lines to translate.
+    """Write text, data of a task and of translation, and lines to translate to an empty folder.
 
-    Args:
-      job: an empty folder.
-      megabytes: of text besides the embedded corpus; from 4 on there are several processes.
-      lines: to translate.
+    `megabytes` of text are added to the embedded corpus; with at least 4 several processes run.
     """
     rng = random.Random(0)
     (job / "text").mkdir(parents=True)

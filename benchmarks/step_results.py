@@ -61,14 +61,9 @@ class Results:
     """Rows measured so far, and cells that could not be; a file of them is renewed at each."""
 
     def __init__(self, path: str | None, made_by: dict[str, Any]):
-        """Start, or go on with the file of an earlier call.
+        """Start, or continue the JSON file of an earlier call.
 
-        Args:
-          path: of the JSON file; None for no file.
-          made_by: machine and settings.
-
-        Raises:
-          ValueError: the file has results of another machine or other settings.
+        Raise ValueError if the file was made by another machine or with other settings.
         """
         self._path = None if path is None else pathlib.Path(path)
         self._made_by = json.loads(json.dumps(made_by))
@@ -127,13 +122,9 @@ def _tiny(found: Results, width: int) -> Row | None:
 
 
 def line(found: Results, row: Row, tokens: int, peak_tflops: float) -> str:
-    """Format a row for the table of its size.
+    """Format a row of the results for the table of its size.
 
-    Args:
-      found: all results.
-      row: of them.
-      tokens: of a step.
-      peak_tflops: of the device, for the utilisation; 0 to leave it out.
+    `tokens` are those of a step, `peak_tflops` of the device; 0 leaves out the utilisation.
     """
     full = found.row(FULL, row.vocab_size, row.width)
     share = saved(found, row.mode, row.vocab_size, row.width)
@@ -187,13 +178,10 @@ def _growth(found: Results) -> list[str]:
 
 
 def goals(found: Results, sizes: Sequence[int], width: int, peak_tflops: float) -> str:
-    """Format what is aimed at beside what was measured, as Markdown.
+    """Format goals beside measurements, as Markdown.
 
-    Args:
-      found: all results.
-      sizes: V, ascending; the goals are those for 250K, 500K and 1M.
-      width: E.
-      peak_tflops: of the device; 0 where it is not known.
+    `sizes` are V, ascending, for the goals of 250K, 500K and 1M, and `width` is E. `peak_tflops`
+    of the device is 0 if unknown.
     """
     small, middle, large = sizes[0], sizes[len(sizes) // 2], sizes[-1]
     knn = {size: found.row(KNN, size, width) for size in sizes}

@@ -2,17 +2,17 @@
 
     bash scripts/continue.sh MODEL TEXT WORKDIR
 
-MODEL is a folder of XLM-R, RoBERTa's kin or ModernBERT that `save_pretrained` wrote, TEXT a folder
-of `<lang>.txt` files, and WORKDIR/hf the result, in MODEL's format. The script imports MODEL to
-WORKDIR/start, which the config begins with, and runs the stages:
+MODEL is a folder that `save_pretrained` wrote, of XLM-R, a relative of RoBERTa, or ModernBERT. TEXT
+is a folder of `<lang>.txt` files, and WORKDIR/hf the result, in MODEL's format. The script imports
+MODEL to WORKDIR/start, from which training starts, and runs the stages:
 
     python train.py --config=configs/continue.py:WORKDIR/start,TEXT --workdir=WORKDIR
 
 The architecture and the tokenizer are those of MODEL. To give it other pieces, import it with
-`--vocabulary` first, or extend its tokenizer (docs/existing_tokenizer.md). One epoch, a rate that
-falls by a cosine, rows of 512 tokens or as long as MODEL has positions.
+`--vocabulary` first, or extend its tokenizer (docs/existing_tokenizer.md). Training takes one
+epoch, a cosine schedule, and rows of 512 tokens, or fewer if MODEL has fewer positions.
 
-Hardware: a GPU. Nothing larger than a miniature was continued here.
+Hardware: a GPU. We continued only miniatures.
 """
 
 import pathlib
@@ -27,7 +27,7 @@ from xlm.interop.vocabulary import TOKENIZER
 
 def get_config(arg: str = "") -> ConfigDict:
     """Return the config for "START,TEXT", a folder of xlm import and one of text."""
-    if arg in ("", "runlocal"):  # without a model, to look at or for tests
+    if arg in ("", "runlocal"):  # without a model, for display and tests
         return small.runlocal()
     start, _, text = arg.partition(",")
     config = default_config()

@@ -4,31 +4,31 @@
       python $stage.py --config=configs/mmbert.py:vocap,DATA --workdir=runs/mmbert
     done
 
-The argument is a model, then `,DATA`; without DATA a config is only for looking at. DATA has the
-text of each phase in a folder of its own, `pretrain/`, `extend/` and `decay/` with `<lang>.txt.gz`:
-60, 110 and all languages there. The vocabulary is that of `decay/`, which has them all.
+The argument is a model, then `,DATA`; without DATA a config only shows its keys. DATA has the text
+of each phase in a folder of its own, `pretrain/`, `extend/` and `decay/` with `<lang>.txt.gz`: 60,
+110 and all languages in the paper. The vocabulary comes from `decay/`, which has all languages.
 
 | model | what |
 |---|---|
 | base, small | 22 layers of 768 or 384, 256,000 pieces; 307M and 140M parameters as published |
 | vocap, vocap_small | these with a VoCap vocabulary of 500,000 pieces and k-NN target sampling |
 
-The k-NN samples are of groups of 6 sequences, one for each of 64 devices and each part of a step. A
-batch of 4.7M tokens touches every row, and where devices share groups, each part reduces the table
-(benchmarks/compile.py). On 64 devices of 80 GB all phases fit by `xlm estimate`: 74 GB of
-vocap at 8,192 tokens.
+k-NN samples have groups of 6 sequences, one for each of 64 devices and each part of a step. A batch
+of 4.7M tokens touches every row, and if devices share groups, each part reduces the table
+(benchmarks/compile.py). On 64 devices of 80 GB all phases fit by `xlm estimate`: vocap needs 74 GB
+at 8,192 tokens.
 
-The shape is of the configs in JHU-CLSP/mmBERT and of the published config.json. Both bases of
-rotary positions are 10,000 in its first phase, 160,000 in the later ones and in what is published,
-and here. The pieces are this project's, not Gemma's: xlm import takes those of a published folder.
+The shape follows the configs in JHU-CLSP/mmBERT and the published config.json. Both bases of rotary
+positions are 10,000 in the first phase, 160,000 in the later ones and in the published model. The
+pieces are this project's, not Gemma's; xlm import takes those of a published folder.
 
-Three phases, by the configs there, with the tokens of its README: 2T of 1,024 a sequence, 600B of
-8,192, and 100B in which the rate falls by 1 - sqrt. Masks fall (0.3, 0.15, 0.05), and so does the
-exponent of the languages' shares (0.7, 0.5, 0.3). There, the base model's first mask is 0.25, the
-output of attention alone has dropout, 0.1, and the decay is run three times and merged.
+The three phases follow the configs there, with the tokens of its README: 2T in sequences of 1,024,
+600B in sequences of 8,192, and 100B in which the rate falls by 1 - sqrt. Mask rates fall (0.3,
+0.15, 0.05), and so does the exponent of the languages' shares (0.7, 0.5, 0.3). The original differs
+in three points: the base model's first mask rate is 0.25, the output of attention has dropout 0.1,
+and the decay runs three times and is merged.
 
-Hardware: GPUs or TPUs. Nothing of this size was run here; small runs are of
-`research/configs/mmbert.py`.
+Hardware: GPUs or TPUs. We did not run this size; `research/configs/mmbert.py` has small runs.
 """
 
 from typing import Any
@@ -40,7 +40,7 @@ from xlm.experiment.schema import default_config
 
 _SMALL = {"model.embedding_size": 384, "model.hidden_size": 384, "model.num_heads": 6}
 _FULL_BATCH = 4608  # sequences
-# Tokens of warm-up, of the rate and of the batch, are steps here: half of the batch on average.
+# Steps for the tokens of warm-up of the rate and of the batch, on average half of the batch.
 _WARMUP_STEPS = 3_000_000_000 * 2 // (_FULL_BATCH * 1024)
 _BATCH_STEPS = 60_000_000_000 * 2 // (_FULL_BATCH * 1024)
 _LATER = {"optimizer.warmup_steps": 0, "train.batch_warmup_steps": 0, "store.length": 8192}

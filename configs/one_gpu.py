@@ -7,7 +7,7 @@
 
 TEXT is a folder of `<lang>.txt` files, also compressed. `24gb_day,TEXT,START` continues START, a
 folder that `xlm import` made of XLM-R or mmBERT (configs/continue.py). `24gb_day` with
---config.corpus.root=TEXT takes no account of how much text there is.
+--config.corpus.root=TEXT ignores the amount of text.
 
 | budget | GPU | sustained |
 |---|---|---|
@@ -15,14 +15,15 @@ folder that `xlm import` made of XLM-R or mmBERT (configs/continue.py). `24gb_da
 | 24gb_day | a day of 24 GB, such as an RTX 4090 | 30 TFLOP/s |
 | 80gb_day, 80gb_week | a day or a week of 80 GB, such as an A100 or H100 | 120 TFLOP/s |
 
-All else follows from these and the text. D, the tokens of the run, are those that the FLOPs allow,
-and at most 16 epochs, as more repetitions add next to nothing (Muennighoff et al. 2023); 4 for what
-is continued. The encoder is the largest of `SIZES` that sees 50 tokens a parameter of its layers,
-more than twice what compute alone asks for (Hoffmann et al. 2022), since an encoder is used longer
-than it is trained. The table has as many parameters as the layers, and a step has sqrt(D) tokens in
-parts that fit the memory. Blocks and phases are mmBERT's (configs/mmbert.py), with Muon.
+The rest follows from these and the text. D, the tokens of the run, are those that the FLOPs allow,
+at most 16 epochs, since more repetitions add next to nothing (Muennighoff et al. 2023), and at most
+4 if START is given. The encoder is the largest of `SIZES` that sees 50 tokens a parameter of its
+layers. This is more than twice the compute-optimal number (Hoffmann et al. 2022), since an encoder
+is used longer than it is trained. The table has as many parameters as the layers, and a step has
+sqrt(D) tokens in parts that fit the memory. Blocks and phases are mmBERT's (configs/mmbert.py),
+with Muon.
 
-Hardware: see the table. Steps of `laptop_night` were run (docs/small_runs.md), the others nowhere.
+Hardware: see the table. We ran steps of `laptop_night` (docs/small_runs.md), and no other budget.
 """
 
 import importlib
@@ -46,10 +47,10 @@ class Budget(NamedTuple):
     length: int
 
     def tokens(self, parameters: float) -> float:
-        """Return the tokens that an encoder sees whose table is as large as its layers.
+        """Return the tokens for an encoder whose table is as large as its layers.
 
-        A weight takes 2 FLOPs forward and 4 backward: of a token in the layers, of a masked one in
-        the output layer, too.
+        A weight takes 2 FLOPs forward and 4 backward: in the layers for each token, in the output
+        layer for each masked token.
         """
         return self.hours * 3600 * self.flops / (6 * parameters * (1 + RECIPE["mask.rate"]))
 
@@ -150,16 +151,16 @@ def _phases(config: ConfigDict) -> tuple[dict[str, Any], ...]:
 
 
 def _tokens_of(config: ConfigDict) -> float:
-    """Return the tokens of the text, about; infinity where there is none (yet)."""
+    """Return the approximate tokens of the text; infinity if it does not exist (yet)."""
     if not (config.corpus.root and places.path(config.corpus.root).is_dir()):
         return math.inf
     return sum(data.text_tokens(config).values())
 
 
 def _set_length(config: ConfigDict, budget: Budget, tokens: float) -> None:
-    """Set D, sqrt(D) tokens a step, and as many parts of it as half of the memory needs."""
+    """Set D, sqrt(D) tokens a step, and its parts, which must fit into half of the memory."""
     model, length = config.model, config.store.length
-    # Bytes of a token's activations in a layer (xlm/training/memory.py), of float32 twice as many.
+    # Bytes of a token's activations in a layer (xlm/training/memory.py), twice as many in float32.
     of_token = (54 if model.dtype == "bfloat16" else 108) * model.num_layers * model.hidden_size
     of_step = max(2 ** round(math.log2(tokens) / 2), 4 * length)
     at_once = 2 ** round(math.log2(budget.memory / 2 / of_token))

@@ -8,14 +8,14 @@ DATA has, per language, the Bible (`bible/train`), prompts of a speech corpus
 (`common_voice_text/train`), Wikipedia sentences (`wikiann_text`), novels (`books`), messages
 (`thai_messages`) and news (`ntrex/train`, and for retrieval `ntrex/dev`), as `<lang>.txt.xz`, and
 pairs of short sentences (`tatoeba_bitext`). Two steps of five contrast translations of the Bible,
-news and these pairs. Sentences of the folder's test sets (`TESTED`) are left out. The same run with
-the full softmax takes --config.output_layer.kind=full and another --workdir that shares `vocab` and
-`rows`. `configs/real_text.py:runlocal` is the embedded corpus in miniature.
+news and these pairs. Sentences of the folder's test sets (`TESTED`) are left out. The full softmax
+takes --config.output_layer.kind=full and another --workdir that shares `vocab` and `rows`.
+`configs/real_text.py:runlocal` is a miniature on the embedded corpus.
 
 Hardware: 2 CPU cores; the vocabulary takes a minute, training 10 minutes with a simulated device
 for each core (scripts/quickstart.sh). Expect an exact held-out loss of 4.56 to 4.58 nats a token,
-1.7 below the unigram distribution's 6.25, and NTREX translations found in 27 to 31 % of cases,
-chance 0.5 %: three seeds, research/reports/results_encoders.md.
+1.7 below the unigram distribution's 6.25. Expect it to find 27 to 31 % of NTREX translations,
+chance 0.5 %. Three seeds, research/reports/results_encoders.md.
 """
 
 from ml_collections import ConfigDict
@@ -34,7 +34,7 @@ NTREX_CODES = {
     "swa": "sw", "tam": "ta", "tha": "th", "tur": "tr", "vie": "vi", "zho-CN": "zh",
 }  # fmt: skip
 
-# Sentences that encoders are tested on; none of them is trained on.
+# Test sets of encoders, kept out of training.
 TESTED = (
     "tatoeba_retrieval/*.tsv.xz",
     "bucc2018/*.tsv.xz",

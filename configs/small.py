@@ -2,7 +2,7 @@
 
 Other configs add their data. Learned positions keep an encoder of this size at the unigram level
 for thousands of steps. A gated bias by distance with initial slopes, and Muon for the layers'
-matrices, do not (docs/small_runs.md). The output layer is k-NN sampling with correction.
+matrices, avoid this (docs/small_runs.md). The output layer is k-NN sampling with correction.
 """
 
 from ml_collections import ConfigDict
@@ -26,7 +26,7 @@ def get_config() -> ConfigDict:
     config.model.update(
         embedding_size=128, hidden_size=128, num_layers=2, num_heads=4, mlp_size=256,
         max_length=128, norm_position="pre", dropout_rate=0.0, attention_dropout_rate=0.0,
-        unroll=2,  # both layers: they are small
+        unroll=2,  # both small layers
         position="gated", distance_slope=0.5,
     )  # fmt: skip
     config.mask.rate = 0.2

@@ -5,26 +5,26 @@
     done
 
 IS-MLM and CS-MLM on text and on bitext, in turns, and TLM on bitext; docs/veco.md has the keys,
-docs/veco_paper.md the equations. Without `,DATA` a config is only for looking at.
+docs/veco_paper.md the equations. Without `,DATA` a config only shows its keys.
 
 | run | the paper's | expected XNLI |
 |---|---|---|
 | large | Table 7, Large; Section 3 | 79.9 (Table 1) |
 | base, base_text | Table 7, Small, with bitext and without | 67.7, 60.6 (Table 2) |
-| base_xlm, base_xlm_text | MLM + TLM and MLM alone on the same data | 61.2, 59.8 (Table 2) |
+| base_xlm, base_xlm_text | MLM + TLM and only MLM on the same data | 61.2, 59.8 (Table 2) |
 
-None of these has been run here. DATA is a folder as for `configs/vocap_paper.py`, with pairs as TSV
-files `bitext/*-*.tsv*` (docs/parallel_text.md). The paper's text is 1.36 TB of CommonCrawl in 50
-languages, its pairs are 6.4G of OPUS, 879 language pairs. Its small models had a quarter of it, in
-33 languages (appendix A), which `--config.corpus.languages` chooses. `large` starts from XLM-R
-Large with its vocabulary, `--config.train.init_from=FOLDER` of xlm import, and first trains only
-cross-attention. `base` has 250.0M parameters (xlm estimate), the paper's Small 247M. It
-builds a VoCap vocabulary; `--config.vocab.tokenizer=PATH` takes the paper's, XLM-R's of 250K.
+We ran none of these. DATA is a folder as for `configs/vocap_paper.py`, with pairs as TSV files
+`bitext/*-*.tsv*` (docs/parallel_text.md). The paper has 1.36 TB of text of CommonCrawl in 50
+languages, and 6.4G pairs of OPUS in 879 language pairs. Its small models had a quarter of it, in 33
+languages (appendix A); `--config.corpus.languages` chooses them. `large` starts from XLM-R Large
+with its vocabulary, `--config.train.init_from=FOLDER` of xlm import, and first trains only
+cross-attention. `base` has 250.0M parameters (xlm estimate), the paper's Small 247M. It builds a
+VoCap vocabulary; `--config.vocab.tokenizer=PATH` takes the paper's, XLM-R's of 250K.
 
-`small` and others of `SMALL` need DATA as for `configs/bitext.py`. `configs/veco.py:runlocal` is
-`small` on the embedded corpus in miniature. `GRIDS` has the runs of Table 2.
+The runs of `SMALL` need DATA as for `configs/bitext.py`. `configs/veco.py:runlocal` is a miniature
+of `small` on the embedded corpus. `GRIDS` has the runs of Table 2.
 
-Hardware: of the paper 64 V100 of 32 GB; of the small runs 2 CPU cores.
+Hardware: 64 V100 of 32 GB in the paper; 2 CPU cores for the small runs.
 """
 
 from typing import Any
@@ -49,7 +49,7 @@ _LARGE = {
 _TEXT = {"data.pair_share": 0.0}
 _XLM = {"objective": "masked_lm", "model.cross_attention": False}
 
-# What differs from `_paper`, by run.
+# Differences from `_paper`, by run.
 RUNS = {
     "large": _LARGE,
     "base": _BASE,
@@ -58,7 +58,7 @@ RUNS = {
     "base_xlm_text": {**_BASE, **_XLM, **_TEXT},
 }
 
-# What differs from `_small`, by run.
+# Differences from `_small`, by run.
 SMALL: dict[str, dict[str, Any]] = {
     "small": {},
     "small_text": _TEXT,
@@ -79,7 +79,7 @@ def get_config(arg: str = "") -> ConfigDict:
     if run == "runlocal":
         config = small.runlocal()
         _veco(config)
-        config.train.num_steps = 4  # of which some are on pairs
+        config.train.num_steps = 4  # some of them on pairs
         return config
     runs = {"": _LARGE, **RUNS, **SMALL}
     if run not in runs:
@@ -91,19 +91,18 @@ def get_config(arg: str = "") -> ConfigDict:
 
 
 def _veco(config: ConfigDict) -> None:
-    """Set what all runs of the objective share."""
+    """Set the keys that all runs of the objective share."""
     config.objective = "veco"
     config.model.cross_attention = True
     config.data.update(alpha=0.5, pair_share=0.5, kinds="turns")
     config.mask.update(rate=0.15, pair_rate=0.25)
-    config.train.log_every |= 1  # odd, or only one of two kinds in turns would be logged
+    config.train.log_every |= 1  # odd, so that both kinds are logged, which take turns
 
 
-# Not in the paper, and chosen here: how long `large` trains only cross-attention, no clipping of
-# gradients, how many of the masked tokens are `<mask>` (BERT's, which it names), positions of TLM,
-# the sampling of language pairs (alpha as for text), the halves of a sequence of 512 as the
-# adjacent segments of text, and that 1 % of the pairs are held out, of which retrieval takes 1,000
-# of each set.
+# Our choices, not in the paper: the steps in which `large` trains only cross-attention, no clipping
+# of gradients, the share of `<mask>` among masked tokens (BERT's, which it names), positions of
+# TLM, the sampling of language pairs (alpha as for text), the halves of a sequence of 512 as
+# adjacent segments of text, 1 % held-out pairs, and 1,000 of them from each set for retrieval.
 def _paper() -> ConfigDict:
     """Return the settings of Table 7 and Section 3."""
     config = default_config()

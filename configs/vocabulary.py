@@ -6,10 +6,10 @@
 
 DATA has folders of `<lang>.txt.xz` as for `configs/real_text.py`, without news and pairs. The
 second command takes the amounts of text of Eq. 3 from a JSON file of gigabytes per language (the
-paper's Table 7). Results: research/reports/results_union.md. Those of the paper's method are in
-research/reports/results_vocabularies.md: add --config.vocab.method=vocap --config.vocab.alpha=0.7
---config.vocab.beta=0.7.
-`configs/vocabulary.py:runlocal` is the same on the embedded corpus in miniature.
+paper's Table 7). Results: research/reports/results_union.md. For the paper's method, whose results
+are in research/reports/results_vocabularies.md, add --config.vocab.method=vocap
+--config.vocab.alpha=0.7 --config.vocab.beta=0.7. `configs/vocabulary.py:runlocal` is a miniature on
+the embedded corpus.
 
 Hardware: a laptop; 2 CPU cores and 4 GB.
 """

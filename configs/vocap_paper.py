@@ -1,14 +1,14 @@
-"""The pre-training runs of the VoCap paper, as far as it describes them.
+"""The pre-training runs that the VoCap paper describes.
 
     for stage in build_vocab prepare_data train evaluate; do
       python $stage.py --config=configs/vocap_paper.py:vocap_500k_knn,DATA --workdir=runs/knn
     done
 
 DATA is a folder of text, `<lang>.txt.gz` with one sentence a line and a blank line after each
-document, in the paper's 86 languages of more than 0.1 GB. Without `,DATA` the config is only for
-looking at. The paper learns vocabularies from CommonCrawl (Table 7) and pre-trains on Wikipedia
-(Table 8). Then DATA is Wikipedia, and --config.vocab.tables=TABLES are counts of CommonCrawl, made
-by xlm count. `configs/vocap_paper.py:runlocal` is the embedded corpus in miniature.
+document, in the paper's 86 languages of more than 0.1 GB. Without `,DATA` the config only shows its
+keys. The paper learns vocabularies from CommonCrawl (Table 7) and pre-trains on Wikipedia (Table
+8). Then DATA is Wikipedia, and xlm count makes --config.vocab.tables=TABLES from CommonCrawl.
+`configs/vocap_paper.py:runlocal` is a miniature on the embedded corpus.
 
 XTREME averages of Table 1, a million updates (speed in brackets, relative to the first):
 
@@ -34,7 +34,7 @@ Tables 2 to 4, 500,000 updates on VoCap's 500K pieces: XNLI, POS, MLQA F1, speed
 | short_beta0, short_beta3, short_beta10 (beta 0, 0.3, 1) | XNLI 66.9, 69.0, 69.5 |
 
 Table 4 also has NER and MLQA of the beta runs, and beta = 0.7, which is short_full. Beyond the
-paper is vocap_1m_knn, a million pieces. None of these has been run here.
+paper is vocap_1m_knn, a million pieces. We ran none of these.
 
 `GRIDS` has the runs of each table. Small vocabularies are in `research/configs/vocap.py`.
 
@@ -51,11 +51,11 @@ from xlm.experiment.schema import default_config
 _500K = {"vocab.target_size": 500_000}
 _JOINT = {"vocab.method": "joint"}
 _HALF = {"model.embedding_size": 384}
-# The k-NN runs update the embedding table by rows, which saves one third (500K) to one half (1M) of
-# what a dense update reads and sends. Whether scattered rows are faster than whole arrays was
-# measured only on a CPU: on GPUs and TPUs also try --config.optimizer.embedding_update=dense.
-# A step needs 285,000 to 320,000 rows of a table of 500,000 and 360,000 to 415,000 of a million on
-# made-up text (benchmarks/row_adamw.py); the metric train/table_rows tells what a run needs.
+# The k-NN runs update the embedding table by rows. That saves one third (500K) to one half (1M) of
+# the data that a dense update reads and sends. We measured the speed of scattered rows against
+# whole arrays only on a CPU: on GPUs and TPUs also try --config.optimizer.embedding_update=dense.
+# On synthetic text a step needs 285,000 to 320,000 rows of a table of 500,000, and 360,000 to
+# 415,000 of a million (benchmarks/row_adamw.py). The metric train/table_rows has a run's number.
 _KNN = {
     "output_layer.kind": "knn",
     "output_layer.row_capacity": 327_680,
@@ -64,7 +64,7 @@ _KNN = {
 _SHORT = {"train.num_steps": 500_000, **_500K}
 BETAS = {f"beta{int(10 * beta)}": {"vocab.beta": beta} for beta in (0.0, 0.3, 1.0)}
 
-# What differs from `_base`, by run.
+# Differences from `_base`, by run.
 RUNS: dict[str, dict[str, Any]] = {
     "vocap_500k_knn": {**_500K, **_KNN},
     "xlmr_250k": {**_JOINT, "vocab.alpha": 0.3},
@@ -115,13 +115,13 @@ def get_config(arg: str = "") -> ConfigDict:
 
 # The paper has (Sections 2.2.2, 4.1 and 4.3) 12 layers of 768, batch 256 on eight GPUs, peak rate
 # 1e-4 after 10,000 steps, polynomial decay, k = 50, n = 1,000, alpha = beta = 0.7 of the
-# vocabulary. It refers to Chi et al. (2021b) for the rest, which is chosen here: alpha of the
-# stream (that of the vocabulary), heads and LayerNorm (XLM-R's), feed-forward width, positions and
-# masking (BERT's), 512 tokens a sequence, no clipping (RoBERTa's), power and end of the decay,
-# Adam's betas, epsilon, weight decay (XY-LENT, Table 9), dropout (VECO, Table 7), groups of 32.
+# vocabulary. It refers to Chi et al. (2021b) for the rest. We chose: alpha of the stream (that of
+# the vocabulary), heads and LayerNorm (XLM-R's), feed-forward width, positions and masking
+# (BERT's), 512 tokens a sequence, no clipping (RoBERTa's), power and end of the decay, Adam's
+# betas, epsilon, weight decay (XY-LENT, Table 9), dropout (VECO, Table 7), groups of 32.
 def _base() -> ConfigDict:
     config = default_config()
     config.data.block_bytes = 1 << 20
     config.model.dtype = "bfloat16"
-    config.output_layer.group_size = 32  # a device of the paper's
+    config.output_layer.group_size = 32  # rows of a device in the paper
     return config

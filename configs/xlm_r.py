@@ -5,15 +5,15 @@
     done
 
 The argument is a model, then `,DATA`, a folder of CommonCrawl text, `<lang>.txt.gz`; without DATA a
-config is only for looking at.
+config only shows its keys.
 
 | model | what | expected XNLI |
 |---|---|---|
 | base, large | XLM-R Base and Large as published | 76.2 (XY-LENT, Table 1), 80.1 |
 | xl | XLM-R XL (Goyal et al. 2021), whose size and schedule are unchecked | 82.3 (the same) |
 
-None of these has been run here. `configs/xlm_r.py:runlocal` is the embedded corpus in miniature.
-The study of Section 5.1 is in `research/configs/xlm_r_full.py`, its small form in `xlm_r.py` there.
+We ran none of these. `configs/xlm_r.py:runlocal` is a miniature on the embedded corpus.
+`research/configs/xlm_r_full.py` has the study of Section 5.1, `xlm_r.py` there its small form.
 
 Hardware: 500 GPUs of 32 GB (the paper, Large).
 """
@@ -62,16 +62,16 @@ def get_config(arg: str = "") -> ConfigDict:
 
 # The paper has a unigram SentencePiece model of 250K pieces on raw text, the full softmax, masked
 # language modelling on streams of text, languages by alpha = 0.3, no language embeddings, 12 layers
-# of 768 or 24 of 1,024, and 1.5 million updates of 8,192 sequences (stated of Large).
-# The paper at hand lacks tables and figures. Chosen here: sequences of 512 tokens that attention
+# of 768 or 24 of 1,024, and 1.5 million updates of 8,192 sequences (stated for Large).
+# Our copy of the paper lacks tables and figures. We chose: sequences of 512 tokens that attention
 # sees whole, across documents (RoBERTa's); the alpha of the vocabulary (that of the stream, as in
 # XLM); Adam's betas, epsilon, weight decay, no clipping, dropout (RoBERTa's); 10,000 steps of
-# warm-up; the learning rates (Base: its authors' notes; Large: a guess). Languages are drawn by
-# their tokens, for the vocabulary by their bytes, where the paper counts sentences (Section 5.1).
+# warm-up; the learning rates (Base: its authors' notes; Large: a guess). Tokens weigh languages,
+# and bytes in the vocabulary; the paper counts sentences (Section 5.1).
 def _published() -> ConfigDict:
     """Return XLM-R Base; Sections 3 and 5.2."""
     config = default_config()
-    config.corpus.parallel_as_text = False  # the text is CC-100 or Wikipedia alone, Section 3
+    config.corpus.parallel_as_text = False  # the text is only CC-100 or Wikipedia, Section 3
     config.vocab.update(method="joint", target_size=250_000, alpha=0.3)
     config.store.length = 512
     config.data.update(alpha=0.3, across_documents=True)

@@ -4,9 +4,9 @@
       python $stage.py --config=configs/xy_lent.py:RUN,DATA --workdir=runs/RUN
     done
 
-ELECTRA-style replaced-token detection on text (MRTD) and on many-to-many bitext (TRTD), as many
-rows of each in every step, with a VoCap vocabulary and a gated relative position bias; see
-docs/xy_lent.md. Without `,DATA` a config is only for looking at.
+ELECTRA-style replaced-token detection on text (MRTD) and on many-to-many bitext (TRTD), equally
+many rows of both in every step, with a VoCap vocabulary and a gated relative position bias; see
+docs/xy_lent.md. Without `,DATA` a config only shows its keys.
 
 | run | the paper's | expected XNLI |
 |---|---|---|
@@ -18,16 +18,16 @@ docs/xy_lent.md. Without `,DATA` a config is only for looking at.
 | base_knn | the generator's softmax by k-NN sampling | - |
 | modern | Base in ModernBERT's blocks, as many parameters in its layers; not the paper's | - |
 
-None of these has been run here. DATA is a folder as for `configs/vocap_paper.py`, with pairs as TSV
-files `bitext/*-*.tsv*` (docs/parallel_text.md). The paper's text is CC-100, its pairs are CCMatrix
-(1,015 language pairs), or for an ablation multiCCAligned (2,959; 79.5, Table 2).
+We ran none of these. DATA is a folder as for `configs/vocap_paper.py`, with pairs as TSV files
+`bitext/*-*.tsv*` (docs/parallel_text.md). The paper's text is CC-100, its pairs are CCMatrix (1,015
+language pairs), or for an ablation multiCCAligned (2,959; 79.5, Table 2).
 
 `small` needs DATA as for `configs/bitext.py`: 21 languages, 210 pairs from the Bible, news and
-Tatoeba; a generator of one layer and a discriminator of two.
-`configs/xy_lent.py:runlocal` is `small` on the embedded corpus in miniature.
+Tatoeba; a generator of one layer and a discriminator of two. `configs/xy_lent.py:runlocal` is a
+miniature of `small` on the embedded corpus.
 
-Hardware: the paper's 128 GPUs of 40 GB for Base and Large, 512 of 80 GB for XL; one CPU core and a
-quarter of an hour for `small`, of which expect a generator 1.27 to 1.34 nats below the unigram
+Hardware: 128 GPUs of 40 GB for Base and Large, 512 of 80 GB for XL (the paper); one CPU core and a
+quarter of an hour for `small`. From `small` expect a generator 1.27 to 1.34 nats below the unigram
 level and an AUC of 0.71 to 0.78 on unigram samples (six runs of one task a step, before rows of
 several pairs, research/reports/results_xy_lent.md).
 """
@@ -59,7 +59,7 @@ _XL = {
 MLM = {"objective": "masked_lm", "mask.mask_share": 0.8, "mask.random_share": 0.1}
 ENGLISH = {"data.pair_sampling": "pivot"}
 
-# What differs from `_paper`, by run.
+# Differences from `_paper`, by run.
 RUNS = {
     "base": {},
     "large": _LARGE,
@@ -68,7 +68,7 @@ RUNS = {
     "base_english": ENGLISH,
     "base_250k": {**ENGLISH, "vocab.target_size": 250_000},
     "base_m2m": {"data.pair_sampling": "m2m"},
-    # V' of as many sequences as in VoCap's runs: 8192 have more targets than its capacity. VoCap
+    # As many sequences share V' as in VoCap's runs: 8192 have more targets than its capacity. VoCap
     # has no correction, but without it samples are too often a position's own target.
     "base_knn": {
         "output_layer.kind": "knn",
@@ -102,7 +102,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
 
 def _replaced_tokens(config: ConfigDict) -> None:
-    """Set what small generators and discriminators share."""
+    """Set the keys that small generators and discriminators share."""
     config.objective = "replaced_token"
     config.replaced_token.generator_layers = 1
     # With a shared table the weighted gradient of the discriminator drowns the generator's.
@@ -110,19 +110,18 @@ def _replaced_tokens(config: ConfigDict) -> None:
     config.mask.update(mask_share=1.0, random_share=0.0)
 
 
-# Not in the paper, and chosen here: the languages' shares of text (alpha = 0.7, as of VoCap's
-# vocabularies), the mask rate, that masked tokens are always `<mask>`, the temperature of Eq. 2 (2,
-# a square root), dropout of the discriminator, the generators' depth (of Base XLM-E's), lambda
-# (XLM-E's), that the two models share their token embeddings (ELECTRA's), the placement of
-# LayerNorm, and that 1 % of the pairs are held out, of which retrieval
-# takes 1,000 of each set.
-# `train.batch_size` counts the rows of both tasks, each of which has the tokens of Table 9.
+# Our choices, not in the paper: the languages' shares of text (alpha = 0.7, as in VoCap's
+# vocabularies), the mask rate, `<mask>` for all masked tokens, the temperature of Eq. 2 (2, a
+# square root), dropout of the discriminator, the generators' depth (XLM-E's for Base), lambda
+# (XLM-E's), shared token embeddings of both models (ELECTRA's), the placement of LayerNorm, 1 %
+# held-out pairs, and 1,000 of them from each set for retrieval.
+# `train.batch_size` counts the rows of both tasks; each task has the tokens of Table 9.
 def _paper() -> ConfigDict:
     """Return XY-LENT Base: Tables 8 and 9, Section 5 and Appendix A."""
     config = default_config()
     config.objective = "replaced_token"
     config.corpus.parallel = ("bitext/*-*.tsv*",)
-    config.corpus.parallel_as_text = False  # the monolingual text is CC-100 alone, Section 5
+    config.corpus.parallel_as_text = False  # the monolingual text is only CC-100, Section 5
     config.corpus.update(parallel_heldout_fraction=0.01, parallel_heldout_most=10_000)
     config.vocab.target_size = 500_000
     config.data.update(
@@ -135,7 +134,7 @@ def _paper() -> ConfigDict:
     config.output_layer.kind = "blockwise"
     config.optimizer.update(learning_rate=8e-4, clip_norm=2.0)
     config.train.update(num_steps=125_000, batch_size=2 * 8192)
-    config.train.accumulation_steps = 2  # of 16,384 rows, 128 devices of 40 GB hold half at once
+    config.train.accumulation_steps = 2  # 128 devices of 40 GB hold half of 16,384 rows
     return config
 
 

@@ -1,4 +1,4 @@
-"""Arrays in .npy files: written piece by piece, checked when read, and several read as one."""
+"""Arrays in .npy files: written in pieces, checked when read, and several files read as one."""
 
 import bisect
 import contextlib
@@ -53,14 +53,14 @@ def _mapped(path: pathlib.Path, shape: tuple[int | None, ...]) -> np.memmap:
 
 
 def shard_names(language: str, split: str, count: int) -> list[str]:
-    """Return the names of the files of a language's split, in order."""
+    """Return the file names of a language's split, in order."""
     if count == 1:
         return [f"{language}.{split}.npy"]
     return [f"{language}.{split}-{i:05d}-of-{count:05d}.npy" for i in range(count)]
 
 
 class ArrayWriter:
-    """Array in a .npy file that is appended to along the first axis; see `array_file`."""
+    """Array in a .npy file that grows along the first axis; see `array_file`."""
 
     def __init__(self, file: BinaryIO, shape: tuple[int, ...], dtype: np.dtype):
         self.length = 0
@@ -118,7 +118,7 @@ def sha256(path: pathlib.Path) -> str:
 
 
 class MappedArrays(Sequence[np.ndarray]):
-    """Arrays in .npy files, mapped at each access, so that no file stays open."""
+    """Arrays in .npy files. Each access maps its file again, so that none stays open."""
 
     def __init__(self, paths: Sequence[pathlib.Path]):
         self._paths = list(paths)
@@ -131,9 +131,9 @@ class MappedArrays(Sequence[np.ndarray]):
 
 
 class _OpenFile:
-    """Array in an open file, for reads at any place by any thread.
+    """Array in an open file, for reads anywhere by any thread.
 
-    Not memory-mapped: reading a mapped file that was truncated would kill the process.
+    Not memory-mapped: reads of a mapped file that has been truncated kill the process.
     """
 
     def __init__(self, path: pathlib.Path, shape: tuple[int, ...]):
@@ -163,24 +163,19 @@ class _OpenFile:
 
 @functools.lru_cache(maxsize=_FILES_AT_ONCE)
 def _opened(path: pathlib.Path, shape: tuple[int, ...], changed: int) -> _OpenFile:
-    """Return the open file; one with another time `changed` is opened again."""
+    """Open a file, or return the open one; a new time `changed` opens it again."""
     return _OpenFile(path, shape)
 
 
 def close_files() -> None:
-    """Close the files that are kept open for more reads; a disk with one cannot be unmounted."""
+    """Close the cached open files: a disk with an open file cannot be unmounted."""
     _opened.cache_clear()
 
 
-def has_damage(tokens: np.ndarray, vocab_size: int) -> bool:
-    """Return whether one of int32 `tokens` is no token id."""
-    return bool(tokens.view(np.uint32).max(initial=0) >= vocab_size)
-
-
 class ShardedRows:
-    """Array in several files, of sequences [sequences, L] or of numbers, read when it is indexed.
+    """Array in several files: sequences [sequences, L] or numbers, read when it is indexed.
 
-    Files are opened on their first read, some 256 of all datasets at a time. Entries have shape
+    A first read opens a file. At most 256 files of all datasets are open. Entries have shape
     `entry`, (L,) or (). Indexing checks that all numbers are below `limit`.
     """
 
@@ -204,9 +199,9 @@ class ShardedRows:
         return self.shape[0]
 
     def __getitem__(self, index: int | slice | np.ndarray | Sequence[int]) -> np.ndarray:
-        """Return an entry, or those of a slice or of an array of numbers, [n, *entry].
+        """Return an entry, or the entries of a slice or an array of numbers, [n, *entry].
 
-        Raise IndexError if there is no such entry, ValueError if a file is missing or damaged.
+        Raise IndexError for a number out of range, ValueError if a file is missing or damaged.
         """
         if isinstance(index, slice):
             first, stop, step = index.indices(len(self))
@@ -227,7 +222,7 @@ class ShardedRows:
         return np.asarray(self[:], dtype)
 
     def damaged(self, number: int) -> ValueError:
-        """Return the error of an entry that holds a number beyond the limit."""
+        """Return the error for an entry with a number beyond the limit."""
         shard = bisect.bisect_right(self._ends, number)
         path = self._paths[shard]
         return ValueError(
@@ -236,14 +231,14 @@ class ShardedRows:
         )
 
     def _checked(self, found: np.ndarray, numbers: range | np.ndarray) -> np.ndarray:
-        """Return the entries `numbers` that were read; raise ValueError if they are damaged."""
+        """Return the entries `numbers` as read; raise ValueError if they are damaged."""
         if self._limit is not None and found.size and found.max() >= self._limit:
             places = np.ravel(numbers)
             raise self.damaged(int(places[found.reshape(len(places), -1).max(axis=1).argmax()]))
         return found
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Read consecutive entries, unchecked, by one read of each file that has some."""
+        """Read consecutive entries, unchecked, with one read per file."""
         parts = []
         shard = bisect.bisect_right(self._ends, start)
         while start < stop:
@@ -266,7 +261,7 @@ class ShardedRows:
 
 
 class ArrayFile(ShardedRows):
-    """Array in one file, which is checked at once."""
+    """Array in one file, checked when it is opened."""
 
     def __init__(self, path: pathlib.Path, shape: tuple[int | None, ...], limit: int | None = None):
         found = _mapped(path, shape)
@@ -274,6 +269,6 @@ class ArrayFile(ShardedRows):
         super().__init__([path], [len(found)], found.shape[1:], found.dtype, limit, changed)
 
     def contradiction(self, fault: str) -> ValueError:
-        """Return the error of a file with a fault."""
+        """Return the error for a file with a fault."""
         path = self._paths[0]
         return ValueError(f"{path}: {fault}; {manifest.remedy(path.parent)}")

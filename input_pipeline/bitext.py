@@ -1,15 +1,15 @@
 """Many-to-many bitext: a stream of rows of sentence pairs.
 
 A set of parallel text holds each sentence once in each language. Any two of its languages form a
-pair. A row holds several sentence pairs of one set and language pair, see `pair_rows`. Each is
-`<s> a </s> </s> b </s>` in one segment, or `<s> a </s> <s> b </s>` in two, and attends to itself
-only. The stream is a pure function of (seed, step), in the orders of packed text.
+pair. A row holds several sentence pairs of one set and language pair (`pair_rows`). A pair is
+`<s> a </s> </s> b </s>` in one segment, or `<s> a </s> <s> b </s>` in two, and attends only to
+itself. The stream is a pure function of (seed, step), ordered like packed text.
 """
 
 import collections
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 
 import numpy as np
@@ -21,9 +21,9 @@ from input_pipeline.pair_sampling import Pair
 from input_pipeline.stream import OrderedStream, Seen, block_cache
 
 POSITIONS = ("continue", "restart")
-# Kinds of batches: pairs as one segment, and pairs whose sentences are separate segments.
+# Kinds of batches: pairs as one segment, and pairs with a segment per sentence.
 PAIRS, SEPARATE_PAIRS = "pairs", "separate_pairs"
-# Tokens of the rows of a set's language pair that statistics are of, if there are more.
+# Most tokens that statistics count of a set's language pair, in so many ranges of its rows.
 _COUNTED_TOKENS = 1 << 18
 _RANGES = 16
 
@@ -35,7 +35,7 @@ class BitextSettings:
     Attributes:
       positions: "continue" through both sentences of a pair, or "restart" at zero in the second.
       alpha: without shares of language pairs, n sentence pairs of two languages weigh n^alpha.
-      separate_segments: whether the sentences do not attend to each other, each with own positions.
+      separate_segments: whether the sentences have own positions and ignore each other.
     """
 
     positions: str
@@ -46,7 +46,7 @@ class BitextSettings:
 
 
 class PairStream(OrderedStream):
-    """Batches of rows of pairs, addressed by step. Without `pool` no thread reads ahead."""
+    """Batches of rows of pairs, by step. Without `pool` no thread reads ahead."""
 
     types = dict.fromkeys(("tokens", "segments", "positions", "pair"), np.dtype(np.int32))
 
@@ -72,7 +72,7 @@ class PairStream(OrderedStream):
 
         int32 [B / num_parts, L] `tokens`, `segments` and `positions`, and [B / num_parts] `pair`,
         an index into `language_pairs`. Segments of a row are 1 to P, or 2i + 1 and 2i + 2 for the
-        sentences of pair i from 0 on; padding has 0, also as position. Raise ValueError if the
+        sentences of pair i from 0 on. Padding has segment and position 0. Raise ValueError if the
         batch does not divide or a file is damaged.
         """
         tokens, places = self._tokens(step, part, num_parts)
@@ -89,7 +89,7 @@ class PairStream(OrderedStream):
         return self.batch_size * float(self._order.shares @ self._pairs_a_row)
 
     def seen(self, steps: int) -> Seen:
-        """Count the sentence pairs of the first `steps` batches, the mean number in each row."""
+        """Count the sentence pairs of the first `steps` batches, by the mean number per row."""
         found = Seen()
         counts = self._order.counts_before(steps) * self._pairs_a_row
         for (_, pair), count in zip(self._names, counts.round().astype(int).tolist(), strict=True):
@@ -97,7 +97,7 @@ class PairStream(OrderedStream):
         return found
 
     def describe_batch(self, step: int) -> list[tuple[str, int]]:
-        """Return set and languages, and index in their rows, of each row of a batch."""
+        """Return, for each row of a batch, its set and languages and its index in their rows."""
         places = self._locate(step, 0, 1)
         found = (self._names[i] for i in places.language)
         names = [f"{name} {'-'.join(pair)}" for name, pair in found]
@@ -109,8 +109,8 @@ def lay_out(
 ) -> dict[str, np.ndarray]:
     """Return `tokens`, `segments` and `positions` of rows [B, L] int32 of joined pairs.
 
-    `flips` [B] uint64 are keys of the coin that a pair's slot in its row throws: whether its second
-    sentence comes first.
+    `flips` [B] uint64 are keys: hashed with a pair's slot in its row, they decide whether the
+    second sentence comes first.
     """
     length, flat = tokens.shape[1], tokens.reshape(-1).copy()
     begin = np.flatnonzero(flat == special.bos)  # [P] of all pairs
@@ -148,7 +148,7 @@ def join_pair(
 ) -> tuple[np.ndarray, int]:
     """Join a pair as `<s> one </s> </s> two </s>`; return it and the position of `</s> two </s>`.
 
-    Beyond `length` tokens the longer sentence is cut first, then both, at their ends.
+    To fit `length` tokens, it cuts the end of the longer sentence first, then of both.
     """
     kept, others = cut_lengths(np.array(len(one)), np.array(len(two)), length)
     one, two = one[:kept], two[:others]
@@ -157,34 +157,29 @@ def join_pair(
 
 
 def count_pairs(dataset: PackedDataset) -> Mapping[tuple[str, Pair], int]:
-    """Return the sentence pairs of each set and language pair (a, b), a < b, that has any.
+    """Return the number of sentence pairs of each set and language pair (a, b), a < b.
 
-    Raise ValueError if a version wrote the dataset that made no rows of pairs.
+    Raise ValueError if an older version wrote the dataset, without rows of pairs.
     """
     if missing := sorted(set(dataset.bitexts) - set(dataset.pairs)):
         raise ValueError(
-            f"{dataset.folder}: the pairs of {missing[0]} are in no rows, as versions before these "
-            f"wrote them; remove {dataset.folder}/meta.json and run prepare_data.py again"
+            f"{dataset.folder}: an older version wrote {missing[0]}, without rows of pairs; remove "
+            f"{dataset.folder}/meta.json and run prepare_data.py again"
         )
     return {key: sum(pairs for *_, pairs in parts) for key, parts in parts_of(dataset).items()}
 
 
 def pair_sizes(dataset: PackedDataset) -> dict[Pair, list[int]]:
-    """Return the counts of `count_pairs` of all sets, by language pair."""
-    counts = count_pairs(dataset)
-    found: dict[Pair, list[int]] = {pair: [] for pair in _languages_of(counts)}
-    for (_, pair), count in counts.items():
+    """Return the counts of `count_pairs` of all sets, by language pair in sorted order."""
+    found = collections.defaultdict[Pair, list[int]](list)
+    for (_, pair), count in count_pairs(dataset).items():
         found[pair].append(count)
-    return found
+    return dict(sorted(found.items()))
 
 
 def language_pairs(dataset: PackedDataset) -> list[Pair]:
     """Return the sorted language pairs (a, b), a < b, that have sentence pairs in any set."""
-    return _languages_of(count_pairs(dataset))
-
-
-def _languages_of(keys: Iterable[tuple[str, Pair]]) -> list[Pair]:
-    return sorted({pair for _, pair in keys})
+    return sorted({pair for _, pair in count_pairs(dataset)})
 
 
 def pair_names(dataset: PackedDataset) -> list[str]:
@@ -201,9 +196,9 @@ def pair_stream(
 ) -> PairStream:
     """Return the stream of all pairs.
 
-    A language pair is drawn by `shares` of sentence pairs, then one of its rows in all sets
-    uniformly. The shares of `language_pairs` need not sum to one. Without them, two languages of a
-    set with n sentence pairs weigh n^alpha. Raise ValueError if there is no bitext.
+    It draws a language pair by `shares` of sentence pairs, then one of its rows in all sets
+    uniformly. Shares need not sum to one. Without them, two languages of a set with n sentence
+    pairs weigh n^alpha. Raise ValueError if there is no bitext.
     """
     weights = _sentence_weights(count_pairs(dataset), settings.alpha, shares)
     if not weights:
@@ -212,7 +207,7 @@ def pair_stream(
             "both to 0, or name parallel text in corpus.parallel and run prepare_data.py again"
         )
     rows = [PairRows(dataset, *key) for key, weight in weights.items() if weight]
-    # So that a sentence pair of weight w is drawn w times as often, however many share its row.
+    # A sentence pair of weight w is drawn w times as often, however many pairs share its row.
     weighted = np.array([len(one) * weights[one.name, one.pair] for one in rows])
     return PairStream(dataset, rows, weighted, settings, seed, pool)
 
@@ -220,9 +215,9 @@ def pair_stream(
 def token_counts(
     dataset: PackedDataset, alpha: float, shares: Mapping[Pair, float] | None = None
 ) -> np.ndarray:
-    """Count the tokens of the rows of `pair_stream`: [V] float64, with the sum of all rows' tokens.
+    """Count the tokens of the rows of `pair_stream`: [V] float64 with the sum of all rows' tokens.
 
-    Of a set's language pair with more, the rows counted are evenly spaced, some 262,144 tokens.
+    It samples evenly spaced rows, some 262,144 tokens for each set and language pair.
     """
     weights = _sentence_weights(count_pairs(dataset), alpha, shares)
     counts, total = np.zeros(dataset.vocab_size), 0.0

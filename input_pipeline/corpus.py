@@ -1,9 +1,9 @@
-"""A corpus, in memory or language by language as a stream: text with a held-out split.
+"""A corpus, in memory or streamed language by language: text with a held-out split.
 
-For vocabularies and comparisons; `preparation` chooses the same text in tasks. `selection`
-chooses among blocks (see `blocks`). Each source of parallel text is split separately, and alike in
-every language, so held-out translations are unseen in all of them. Sentences in the files of
-`CorpusSpec.exclude` are removed from all training text.
+For vocabularies and comparisons; `preparation` chooses the same text in tasks. `selection` chooses
+among blocks. Each source of parallel text has a split of its own, the same in every language, so
+that no language trains on held-out translations. Sentences in the files of `CorpusSpec.exclude` are
+removed from all training text.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import numpy as np
 
 from input_pipeline import selection, sources, text_files
-from input_pipeline.exclusion import Exclusion, hashes, log_tally
+from input_pipeline.exclusion import Exclusion, hashes, joined, log_tally
 from input_pipeline.sources import CorpusSpec, ParallelSource, Row
 from input_pipeline.text_files import Document
 
@@ -33,7 +33,7 @@ class ParallelText:
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """Training and held-out documents by language, including those of all parallel text.
+    """Training and held-out documents by language, with the columns of parallel text.
 
     `parallel` is parallel text for evaluation, `bitexts` for training.
     """
@@ -62,10 +62,10 @@ class Corpus:
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """Block of one language; without excluded sentences there may be none left.
+    """Block of one language; exclusion may leave no sentences.
 
-    `digest` is of the whole text, so that test sets do not change the split, and `document` that
-    of the first block of the document; `origin` of `selection`.
+    `digest` hashes the text before exclusion, so that test sets do not change the split.
+    `document` is the digest of the document's first block. `selection` lists the origins.
     """
 
     sentences: Document
@@ -82,7 +82,7 @@ class Block:
 def read_blocks(
     marked: Iterable[str], spec: CorpusSpec, exclusion: Exclusion, origin: int = selection.TEXT
 ) -> Iterator[Block]:
-    """Yield the blocks of marked sentences, see `text_files.read_marked`."""
+    """Yield the blocks of marked sentences (`text_files.read_marked`)."""
     document = b""
     for block in selection.cut_documents(exclusion.counted(marked), spec.block_bytes):
         if block:
@@ -112,7 +112,7 @@ def column_blocks(
 def text_sides(spec: CorpusSpec) -> tuple[int, ...]:
     """Return the sides of parallel text that join the text of its languages.
 
-    The held-out side always does, so that its text is not trained on as other text.
+    The held-out side always does, so that no copy of its text is trained on.
     """
     return (selection.TRAIN, selection.HELDOUT)[not spec.parallel_as_text :]
 
@@ -120,7 +120,7 @@ def text_sides(spec: CorpusSpec) -> tuple[int, ...]:
 def heldout_places(source: ParallelSource, spec: CorpusSpec, exclusion: Exclusion) -> set[int]:
     """Choose the blocks of a source of `parallel` to hold out, by their places in it.
 
-    The text of a block depends on the languages in use, so the choice is by number, among the
+    The text of a block depends on the languages in use. So the choice is by number, among the
     blocks that keep a row after exclusion. It reads the source once, to count bytes.
     """
     if not spec.parallel_heldout_fraction:
@@ -159,15 +159,14 @@ def split_parallel(
 
 
 def exclusion_of(spec: CorpusSpec, held: np.ndarray | None = None) -> Exclusion:
-    """Return what is left out of training text: test sets and, by "document", held-out rows.
+    """Return the exclusion from training text: test sets and, by "document", held-out rows.
 
-    `held` are the `held_rows` of all sources, which are read if it is not given.
+    `held` are the `held_rows` of all sources, read from them if None.
     """
     found = Exclusion(sources.find_excluded(spec))
     if spec.heldout_by == sources.BY_DOCUMENT:
         if held is None:
-            of_sources = (held_rows(one, spec, found) for one in sources.find_parallel(spec))
-            held = np.unique(np.concatenate([np.zeros(0, np.uint64), *of_sources]))
+            held = joined(held_rows(one, spec, found) for one in sources.find_parallel(spec))
         found.hold_out(held)
         found.tally()
     return found
@@ -183,7 +182,7 @@ def held_rows(source: ParallelSource, spec: CorpusSpec, exclusion: Exclusion) ->
 
 
 def heldout_hashes(spec: CorpusSpec, sentences: Iterable[str]) -> np.ndarray:
-    """Return `hashes` of held-out text, which no pair to train on may have by "document"."""
+    """Return `hashes` of held-out text that, by "document", no training pair may have."""
     return hashes(sentences if spec.heldout_by == sources.BY_DOCUMENT else ())
 
 
@@ -194,9 +193,8 @@ _Held = dict[_Place, dict[int, list[list[Row]]]]  # blocks of rows, also by side
 class CorpusStream:
     """Text of the languages of `spec`, read again at each request.
 
-    It holds only the records of a language's blocks (`selection`), never its text. Finding the
-    files raises those ValueErrors of `load_corpus` that do not need the text. `held` is parallel
-    text that was read already.
+    It holds only the records of a language's blocks (`selection`), never its text. `held` is
+    parallel text that was read already. Raise the ValueErrors of `load_corpus` about files.
     """
 
     def __init__(self, spec: CorpusSpec, held: _Held | None = None):
@@ -220,7 +218,7 @@ class CorpusStream:
         """Choose among the blocks of a language; reads its text once.
 
         Return the side of each block, [blocks] uint8 of `selection`, and a hash of the text and its
-        split. Raise ValueError if a file is malformed, or there is too little to hold some out.
+        split. Raise ValueError if a file is malformed, or too short to hold out a part.
         """
         self._exclusion.tally()
         records = selection.records(block.record for block in self.blocks(language))
@@ -326,7 +324,7 @@ def log_split(
 ) -> None:
     """Log how many of a language's blocks are repetitions, and its shares."""
     if duplicates:
-        message = "%s: %d of %d blocks are repetitions and left out (corpus.deduplicate)"
+        message = "%s: %d of %d blocks are left out as repetitions (corpus.deduplicate)"
         logging.info(message, language, duplicates, total)
     if fault := split.fault(spec):
         logging.debug("%s: of %s bytes of text %s", language, f"{split.text_bytes:,}", fault)
@@ -340,8 +338,8 @@ def log_split(
 def check_found(spec: CorpusSpec, found: Collection[str]) -> None:
     """Raise ValueError if a corpus has no text, or none in a wanted language.
 
-    Limits of `max_train_bytes_of` must also belong to languages with text, if all are wanted.
-    Patterns of `exclude` that match no file cause a warning.
+    A limit of `max_train_bytes_of` must belong to a wanted language or, if all are wanted, to one
+    with text. A pattern of `exclude` that matches no file causes a warning.
     """
     _check_languages(spec, found)
     if unknown := sorted(
@@ -351,11 +349,11 @@ def check_found(spec: CorpusSpec, found: Collection[str]) -> None:
         or (not spec.languages and language not in found)
     ):
         raise ValueError(
-            f"corpus.max_train_bytes_of has limits for {unknown}, of which there is no text; "
-            f"languages are {sorted(found)}, after corpus.language_codes"
+            f"corpus.max_train_bytes_of has limits for {unknown}, which have no text; languages "
+            f"are {sorted(found)}, after corpus.language_codes: correct or remove the limits"
         )
     if unmatched := sources.find_unmatched(spec, ("exclude",)):
-        message = "corpus.exclude: no file below %s is %s, of whose sentences none are left out"
+        message = "corpus.exclude: no file below %s matches %s, so that it excludes no sentence"
         logging.warning(message, spec.root, ", ".join(unmatched))
 
 
@@ -366,22 +364,22 @@ def _check_languages(spec: CorpusSpec, found: Collection[str]) -> None:
         left_out = sources.find_left_out(spec).items()
         one_sided = [path for path, languages in left_out if not set(missing).isdisjoint(languages)]
         remedy = (
-            f"; {one_sided[0]} has it as parallel text, which takes two of corpus.languages: add "
+            f"; {one_sided[0]} has it as parallel text, which needs two of corpus.languages: add "
             "one, or name a folder of corpus.parallel in corpus.text"
             if one_sided
             else ""
         )
         files = sources.find_text(spec, with_empty=True)
         if empty := [str(one.path) for one in files if one.language in missing]:
-            remedy = f"; without text are {', '.join(empty)}: fill them{remedy}"
+            remedy = f"; these files are empty: {', '.join(empty)}: fill them{remedy}"
         raise ValueError(
-            f"corpus.languages asks for {missing}, of which there is no text below {root} in "
-            f"{places}; add files such as {missing[0]}.txt, or corpus.language_codes for other "
+            f"corpus.languages asks for {missing}, but {places} below {root} have no such text; "
+            f"add files such as {missing[0]}.txt, or corpus.language_codes for other "
             f"spellings{remedy}"
         )
     if not found:
         raise ValueError(
-            f"{root}: no text found in {places}; text files are called <lang>.txt or <lang>.jsonl "
+            f"{root}: no text found in {places}; call text files <lang>.txt or <lang>.jsonl "
             "(also .gz, .xz, .bz2, .zst), for example en.txt"
         )
 
@@ -390,6 +388,6 @@ def check_split(spec: CorpusSpec, language: str, num_train: int, num_heldout: in
     """Raise ValueError if a language has no block to train on, or none held out."""
     if not num_train or (spec.heldout_fraction > 0 and not num_heldout):
         raise ValueError(
-            f"language {language!r} has too little text to hold some out; add documents, or set "
-            "corpus.heldout_fraction, of parallel text corpus.parallel_heldout_fraction, to 0"
+            f"language {language!r} has too little text to hold out a part; add documents, or set "
+            "corpus.heldout_fraction (for parallel text corpus.parallel_heldout_fraction) to 0"
         )

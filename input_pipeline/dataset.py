@@ -18,9 +18,9 @@ Batch = dict[str, np.ndarray]
 class StreamedData:
     """This host's part of a stream, as an input of the training loop.
 
-    "threads" is the `loader` that needs no TensorFlow; its batches are those of "tf.data". `parts`
-    are ascending indices of this host's parts of each batch. `prefetch` batches are prefetched, and
-    the blocks of `read_ahead` more batches requested.
+    The `loader` is "tf.data", or "threads", which makes the same batches without TensorFlow.
+    `parts` are ascending indices of this host's parts of each batch. Loading prefetches `prefetch`
+    batches and requests the blocks of `read_ahead` more.
     """
 
     stream: Stream
@@ -37,9 +37,9 @@ class StreamedData:
             )
 
     def batches(self, steps: range) -> Iterator[tuple[str, Batch]]:
-        """Yield the kind and the arrays of every step's batch, in order.
+        """Yield the kind and the arrays of every step's batch, parts concatenated, in order.
 
-        The arrays of the parts are concatenated. To resume at step s, pass `range(s, ...)`.
+        To resume at step s, pass `range(s, ...)`.
         """
         load = _tf_data_batches if self.loader == "tf.data" else _threaded_batches
         for step, batch in zip(steps, load(_Reader(self, steps)), strict=True):
@@ -53,7 +53,7 @@ class StreamedData:
 
 
 class _Reader:
-    """Batches of steps, whose blocks are requested some steps before."""
+    """Batches of steps; it requests their blocks some steps ahead."""
 
     def __init__(self, data: StreamedData, steps: range):
         self.data, self.steps = data, steps
@@ -88,10 +88,10 @@ def _tf_data_batches(reader: _Reader) -> Iterator[Batch]:
         except Exception as error:
             failures.append(error)
             raise
-        # tf.data needs the same arrays in every batch; an empty one replaces one that is absent.
+        # tf.data needs the same arrays in every batch; empty ones replace those a kind lacks.
         return [batch.get(name, np.zeros(0, kind)) for name, kind in types.items()]
 
-    # There is no Python control flow to convert, and conversion leaves a file in the temp folder.
+    # No Python control flow needs conversion, which leaves a file in the temp folder.
     @tf.autograph.experimental.do_not_convert
     def read(step):
         kinds = [tf.as_dtype(kind) for kind in types.values()]
@@ -105,7 +105,7 @@ def _tf_data_batches(reader: _Reader) -> Iterator[Batch]:
         for batch in dataset.as_numpy_iterator():
             yield {name: array for name, array in batch.items() if array.size}
     except tf.errors.OpError:
-        # TensorFlow's own error has a traceback as its message.
+        # The message of TensorFlow's own error is a traceback.
         if failures:
             raise failures[0] from None
         raise

@@ -20,8 +20,8 @@ from xlm.common.long_lines import LONGEST, cut_line
 T = TypeVar("T")
 # Shorter sentences, such as "Yes, of course.", are held out and trained on.
 _LEAST_BYTES = 24  # of their letters
-# A word's label, such as NOUN, B-PER, I-WORK_OF_ART, PRP$ or, of punctuation, `` and -LRB-; a
-# column of nothing but labels is not text. Numbers and words in small letters are none.
+# A word's label, such as NOUN, B-PER, I-WORK_OF_ART, PRP$, or `` and -LRB- for punctuation. A
+# column of labels is not text. Numbers and lower-case words are not labels.
 _TAG = re.compile(r"[A-Z][A-Z0-9_$]*([-.:|/+][A-Za-z0-9_$]+)*|-[LR][RCS]B-|[!-/:-@\[-`{-~]{1,2}")
 
 
@@ -32,18 +32,19 @@ def letters(sentence: str) -> str:
 
 
 def sentences_of(path: pathlib.Path) -> Iterator[str]:
-    """Yield the sentences of a test set, whose format is inferred from its lines.
+    """Yield the sentences of a test set; infer its format from its lines.
 
-    In a file of tagged words (a word, a tab and a label such as NOUN or B-PER on most lines, a
-    blank line after a sentence) a sentence is its words joined without spaces. In JSON lines it is
-    one of the text, in any other file a line or tab-separated cell. ValueError if malformed.
+    Most lines of a file of tagged words have a word, a tab and a label such as NOUN or B-PER, and a
+    blank line ends a sentence. Its sentences are words joined without spaces. JSON lines have
+    sentences in their texts. In any other file each line or tab-separated cell is a sentence. Raise
+    ValueError if the file is malformed.
     """
     file_type = text_files.file_format(path)
     if file_type is not None and file_type[1] == "jsonl":
         yield from text_files.read_sentences(path)
         return
     rows = [line.split("\t") for line in text_files.read_lines(path)]
-    # Most lines suffice: one odd label must not turn every word into a sentence.
+    # A majority suffices: one odd label must not turn every word into a sentence.
     if 2 * sum(map(_is_tagged_word, rows)) <= sum(map(any, rows)):
         yield from itertools.chain.from_iterable(rows)
         return
@@ -53,14 +54,14 @@ def sentences_of(path: pathlib.Path) -> Iterator[str]:
 
 
 def _is_tagged_word(row: Sequence[str]) -> bool:
-    """Return whether cells are a word and its label; after several words it labels a sentence."""
+    """Return whether cells are a word and its label; several words make a labelled sentence."""
     return len(row) == 2 and " " not in row[0] and _TAG.fullmatch(row[1]) is not None
 
 
 class Exclusion:
-    """Set of the sentences of test sets, compared only by their letters, marks and digits.
+    """Set of the sentences of test sets, compared by their letters, marks and digits only.
 
-    It counts what text loses by it, and the long lines that are cut. Raise as `sentences_of`.
+    It counts excluded sentences and rows, and cut long lines. Raise as `sentences_of`.
     """
 
     def __init__(self, paths: Iterable[pathlib.Path]):
@@ -74,7 +75,7 @@ class Exclusion:
         self._counts = [0, 0, 0]
 
     def hold_out(self, found: np.ndarray) -> None:
-        """Leave held-out sentences out of what is trained on, given their `hashes`."""
+        """Exclude held-out sentences from training text, given their `hashes`."""
         self._heldout = found
 
     def _is_heldout(self, sentence: str) -> bool:
@@ -93,7 +94,7 @@ class Exclusion:
             yield sentence
 
     def of_block(self, sentences: Document, *, is_text: bool = True) -> Document:
-        """Return the sentences that are kept; parallel text is no text, and has been split."""
+        """Return the sentences to keep; not `is_text` for parallel text, which has been split."""
         kept = [one for one in sentences if one not in self]
         if is_text:
             kept = list(itertools.filterfalse(self._is_heldout, kept))
@@ -109,7 +110,7 @@ class Exclusion:
         return self._counted(rows, kept)
 
     def tally(self) -> tuple[int, int, int]:
-        """Return how many sentences and rows came, were kept, and were long since the last call."""
+        """Return counts since the last call: sentences and rows seen, kept, and cut as long."""
         came, kept, num_long = self._counts
         self._counts = [0, 0, 0]
         return came, kept, num_long
@@ -125,8 +126,13 @@ def hashes(sentences: Iterable[str]) -> np.ndarray:
     return np.unique(np.fromiter(filter(None, map(_hash, sentences)), np.uint64))
 
 
+def joined(found: Iterable[np.ndarray]) -> np.ndarray:
+    """Return sorted hashes of all of `found`, each once."""
+    return np.unique(np.concatenate([np.zeros(0, np.uint64), *found]))
+
+
 def _hash(sentence: str) -> int:
-    """Return a hash of a sentence's letters, 64 bits; 0 for a short one."""
+    """Return a 64-bit hash of a sentence's letters; 0 for a short sentence."""
     text = letters(sentence).encode()
     digest = hashlib.blake2b(text, digest_size=8).digest()
     return int.from_bytes(digest, "big") if len(text) >= _LEAST_BYTES else 0
@@ -136,7 +142,7 @@ def log_tally(
     name: str, came: int, kept: int, num_long: int, *,
     reason: str = "corpus.exclude, held-out translations",
 ) -> None:  # fmt: skip
-    """Log how much of a text was left out, and how many lines were cut; see `Exclusion.tally`."""
+    """Log how many sentences were left out and lines cut; see `Exclusion.tally`."""
     if num_long:
         message = "%s: lines of more than %d characters, cut at ends of sentences and spaces: %d"
         logging.warning(message, name, LONGEST, num_long)

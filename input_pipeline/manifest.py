@@ -1,6 +1,6 @@
-"""Manifest of a packed dataset: size and SHA-256 of each file, and a CRC of each MiB of it.
+"""Manifest of a packed dataset: size and SHA-256 of each file, and a CRC of each of its MiB.
 
-The CRCs let a start check a sample.
+By the CRCs a starting run checks a sample.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from xlm.common.declarations import Artefact, Count, Digest
 
 MANIFEST = "manifest.json"
 _BLOCK_BYTES = 1 << 20
-# Kinds of files that hold other numbers than ids.
+# Files whose numbers are not ids.
 _NO_IDS = re.compile(r"\.(counts|ends|pairs|rows)(-\d+-of-\d+)?\.npy$")
 # Time for `check_sample`; a block takes a millisecond or two.
 _SECONDS = 0.5
@@ -38,7 +38,7 @@ class FileRecord(TypedDict):
 
 
 class Manifest(Artefact, frozen=True):
-    """Files, and by set of parallel text the pairs left out as they repeat held-out text."""
+    """Files, and by set of parallel text the number of pairs that repeat held-out text."""
 
     files: dict[FileName, FileRecord]
     left_out: dict[str, Count] = {}
@@ -64,7 +64,7 @@ def remedy(folder: pathlib.Path) -> str:
 
 
 def read(folder: pathlib.Path, implied: Collection[str]) -> dict[str, FileRecord]:
-    """Read a manifest; check that it has the files that meta.json implies, and all file sizes.
+    """Read a manifest; check that it has the `implied` files, and their sizes.
 
     Raise ValueError if it is missing, damaged or incomplete, or a file has another size.
     """
@@ -74,7 +74,7 @@ def read(folder: pathlib.Path, implied: Collection[str]) -> dict[str, FileRecord
     files = declarations.read(path, Manifest, remedy=remedy(folder)).files
     if missing := sorted(set(implied) - set(files)):
         raise ValueError(
-            f"{path}: files lacks {missing[0]} and {len(missing) - 1} others that meta.json "
+            f"{path}: lacks {missing[0]} and {len(missing) - 1} other files that meta.json "
             f"implies; {remedy(folder)}"
         )
     for name, record in files.items():
@@ -104,7 +104,7 @@ def check_sample(
 ) -> None:
     """Check a dataset as `read`, and a random MiB of as many files as half a second allows.
 
-    Raise ValueError if its CRC differs, or a file of ids has one that is not below `vocab_size`.
+    Raise ValueError if a CRC differs, or a file of ids has an id that is not below `vocab_size`.
     """
     files, draw = read(folder, implied), random.Random(seed)
     end = time.monotonic() + _SECONDS

@@ -1,15 +1,15 @@
-"""The order of a stream: language and sequence of each of its examples, by arithmetic alone.
+"""The order of a stream: language and sequence of each of its examples, by arithmetic.
 
-The stream is divided into cycles of M examples. K of them, one unless a share is small, have n_l
+The stream is divided into cycles of M examples. K cycles, one unless a share is small, have n_l
 examples of language l, K M q_l rounded. Each cycle has floor(n_l / K) or one more, in a seeded
-random order or spread evenly. So the number of draws of a language before a cycle is known; within
-a cycle they are counted. The sequences of a language are visited epoch by epoch, each epoch in
-another random order.
+random order or spread evenly. So the number of draws of a language before a cycle is known. Within
+a cycle they are counted. The stream visits the sequences of a language epoch by epoch, in another
+random order each.
 
-In the order by blocks a batch is read with few large reads. The sequences of a language form blocks
-of consecutive numbers, of which a window is open at a time. In every epoch blocks come in random
-order, and the sequences of a window's blocks in random order. A language that fits into one window
-has the random order of `StreamOrder`, as all languages have if `BlockSettings.block_bytes` is 0.
+The order by blocks needs few large reads for a batch. The sequences of a language form blocks of
+consecutive numbers. A window of blocks is open at a time. In every epoch blocks come in random
+order, and so do the sequences of a window. A language that fits into one window has the random
+order of `StreamOrder`. So do all languages if `BlockSettings.block_bytes` is 0.
 
 A batch has S equal lanes of consecutive examples. Each has its own draws, windows, and range of
 every large language. The order depends on S, not on the hosts. A host that feeds whole lanes reads
@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike
 from xlm.common import schema
 
 _CYCLE = 1 << 16  # M
-# Shares of fewer draws in a cycle would be far off, and are exact to half a draw in so many cycles.
+# Smaller shares, of fewer draws in a cycle, are exact to half a draw in so many cycles.
 _LEAST_DRAWS, _CYCLES = 64, 256
 # With four rounds a permutation of a thousand looks random, but one of ten does not.
 _FEISTEL_ROUNDS = 8
@@ -45,10 +45,10 @@ def largest_remainder(shares: np.ndarray, total: int) -> np.ndarray:
 
 
 def drawn_shares(shares: np.ndarray) -> np.ndarray:
-    """Return the shares [N] float64 that a stream draws where `shares` [N], of sum 1, are wanted.
+    """Return the shares [N] float64 that a stream draws for wanted `shares` [N] of sum 1.
 
-    Shares of 64 draws and more in a cycle differ by one draw in M, the others by one in M K: a
-    share below half of that, 2^-25, is 0.
+    Shares of at least 64 draws in a cycle differ by one draw in M, smaller ones by one in M K. A
+    share below half of that, 2^-25, becomes 0.
     """
     counts = StreamOrder(0, np.ones(len(shares)), shares).before[-1]
     return counts / counts.sum()
@@ -57,8 +57,8 @@ def drawn_shares(shares: np.ndarray) -> np.ndarray:
 def permute(index: ArrayLike, size: ArrayLike, key: ArrayLike) -> np.ndarray:
     """Evaluate a pseudo-random permutation of [0, size), selected by `key`, at `index`: [N] int64.
 
-    A Feistel network over the next even power of two, with cycle walking into the range: a
-    bijection for every key, without a table. `size` and the uint64 `key` are [N] or scalar.
+    A Feistel network over the next even power of two walks cycles into the range. It is a bijection
+    for every key, without a table. `size` and the uint64 `key` are [N] or scalar.
     """
     index, size, key = np.broadcast_arrays(
         np.asarray(index, np.uint64), np.asarray(size, np.uint64), np.asarray(key, np.uint64)
@@ -107,7 +107,7 @@ class StreamOrder:
         return found
 
     def draw(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return languages of examples [B], and indices in them since the stream's start, int64."""
+        """Return languages of examples [B], and their draws of it since the start, [B] int64."""
         cycle, within = np.divmod(np.asarray(examples, np.int64), _CYCLE)
         language, number = np.empty_like(within), np.empty_like(within)
         for one in np.unique(cycle):
@@ -128,8 +128,8 @@ class StreamOrder:
         return rounds * self.before[-1] + self.before[one]
 
     def _cycle(self, cycle: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return [M] int64 language, and [M] int64 index in it, of the examples of a cycle."""
-        known = self._known  # read at once: loaders ask from several threads
+        """Return [M] int64 language, and [M] int64 draw of it, of the examples of a cycle."""
+        known = self._known  # read once: several threads load
         if known is None or known[0] != cycle:
             before = self._before(cycle)
             counts = self._before(cycle + 1) - before
@@ -142,18 +142,18 @@ class StreamOrder:
             order = np.argsort(languages, kind="stable")
             numbers = np.empty_like(languages)
             numbers[order] = np.arange(_CYCLE) + (before - ends + counts)[languages[order]]
-            # Steps are sequential, so one known cycle suffices.
+            # Steps are sequential, so one cached cycle suffices.
             known = self._known = cycle, languages, numbers
         return known[1:]
 
     def _turns(self, counts: np.ndarray) -> np.ndarray:
-        """Return [M] int64 languages of a cycle, each of its c draws amid one of c equal parts."""
+        """Return [M] int64 languages of a cycle, one of a language's c draws in each c-th part."""
         languages = np.repeat(np.arange(len(counts)), counts)
         slots = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
         return languages[np.argsort(slots, kind="stable")]
 
     def sequence(self, language: np.ndarray, occurrence: np.ndarray) -> np.ndarray:
-        """Return the sequence, [B] int64, of draw number `occurrence` of each language [B]."""
+        """Return the sequence, [B] int64, of draw number `occurrence` [B] of each language [B]."""
         epoch, visit = np.divmod(occurrence, self.rows[language])
         return permute(visit, self.rows[language], self.key(1 + language, epoch))
 
@@ -167,8 +167,8 @@ class StreamOrder:
 def _draws_before(shares: np.ndarray, num_cycles: int) -> np.ndarray:
     """Spread `num_cycles * M` draws over as many cycles; return [K + 1, N] int64 draws before each.
 
-    A language's n draws are n // K in every cycle, and one more in n % K of them, apart from each
-    other: those of all languages are dealt out to the cycles in turn, so that each has M draws.
+    A language with n draws has n // K in every cycle, and one more in n % K distant cycles. All
+    these are dealt out to the cycles in turn, so that each cycle has M draws.
     """
     whole, rest = np.divmod(largest_remainder(shares, num_cycles * _CYCLE), num_cycles)
     languages = np.repeat(np.arange(len(shares)), rest)
@@ -184,12 +184,12 @@ class BlockSettings:
     """Settings of the order by blocks; part of the `data` section of a config.
 
     Attributes:
-      block_bytes: bytes of consecutive sequences that are read at once; 0 for a random order of
+      block_bytes: bytes of consecutive sequences to read at once; 0 for a random order of
         sequences.
       window_blocks: blocks of a language that a lane draws from at a time.
       lanes: S, equal parts of a batch with draws of their own.
-      window_bytes: most bytes of the windows of a lane, of text and of each kind of pairs; many
-        languages or pairs have smaller blocks then. 0 for no limit.
+      window_bytes: most bytes of the windows of a lane, for text and for each kind of pairs; 0 for
+        no limit. It makes the blocks of many languages or pairs smaller.
     """
 
     block_bytes: int = schema.key(0, at_least=0)
@@ -200,7 +200,7 @@ class BlockSettings:
     def __post_init__(self):
         if self.lanes > 1 and not self.block_bytes:
             raise ValueError(
-                f"data.lanes is {self.lanes}, but data.block_bytes is 0; lanes are of an order by "
+                f"data.lanes is {self.lanes}, but data.block_bytes is 0; lanes need an order by "
                 "blocks: set data.block_bytes, such as 1048576, or data.lanes to 1"
             )
 
@@ -218,8 +218,8 @@ NO_BLOCKS = BlockSettings()
 class Places(NamedTuple):
     """Sequences of examples and the blocks that hold them; [B] int64 each.
 
-    `row` is the sequence's number in its language, first <= row < stop its block, and `lane` the
-    lane that draws from the block, -1 if all do.
+    `row` is the sequence's number in its language, and first <= row < stop its block. `lane` draws
+    from the block; -1 if all lanes do.
     """
 
     language: np.ndarray
@@ -234,15 +234,15 @@ def visit_blocks(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Evaluate a pseudo-random order of [0, size) by blocks, a bijection, at positions `visit`.
 
-    The floor(size / block) blocks are in random order. Windows of up to `window_blocks` blocks, as
-    equal as possible, follow one another, each with its numbers in random order. The remaining size
-    mod block numbers form a short block anywhere between the others, in the last window.
+    The floor(size / block) blocks are in random order, in windows of up to `window_blocks`, as
+    equal as possible. The numbers of a window are in random order. The other size mod block numbers
+    form a short block somewhere between the others, in the last window.
 
     `visit` < `size`, `block` >= 1 (numbers in a block) and the uint64 `key` are [B]. Return the
     number at each position, and the first number and end of its block, [B] int64 each.
     """
     num_blocks, rest = np.divmod(size, block)
-    counted = np.maximum(num_blocks, 1)  # a short block alone is a window
+    counted = np.maximum(num_blocks, 1)  # a single short block is a window
     num_windows = -(-counted // window_blocks)
     slot = np.minimum(visit // block, counted - 1)
     window = ((slot + 1) * num_windows - 1) // counted
@@ -252,7 +252,7 @@ def visit_blocks(
     slot, within = np.divmod(place, block)
     is_short = slot == num_blocks
     number = permute(np.where(is_short, 0, slot), counted, hashed(2, key))
-    # Its place depends on the epoch's key, since the last window always comes last.
+    # The epoch's key places the short block, since the last window always comes last.
     short = (hashed(3, key) % (num_blocks + 1).astype(np.uint64)).astype(np.int64)
     first = np.where(is_short, short * block, number * block + np.where(number < short, 0, rest))
     return first + within, first, first + np.where(is_short, rest, block)
@@ -261,8 +261,8 @@ def visit_blocks(
 class BatchOrder:
     """Order of the examples of batches of one size, over languages drawn by `shares` (Eq. 3).
 
-    `rows` [N] are the sequences of each language, `row_bytes` the mean bytes that a block reads for
-    one. Raise ValueError if the batch does not divide into the lanes.
+    `rows` [N] are the sequences of each language, `row_bytes` their mean bytes in a block. Raise
+    ValueError if the batch does not divide into the lanes.
     """
 
     def __init__(
@@ -276,7 +276,8 @@ class BatchOrder:
     ):
         if batch_size % settings.lanes:
             raise ValueError(
-                f"data.lanes is {settings.lanes}, must divide a batch of {batch_size} examples"
+                f"data.lanes is {settings.lanes}, must divide a batch of {batch_size} examples; "
+                "choose a divisor"
             )
         self.shares = shares / shares.sum()
         whole = StreamOrder(seed, np.array(rows), self.shares)

@@ -1,7 +1,7 @@
 """Overlap of held-out with training text: the share of held-out n-grams that training rows have.
 
-It finds copied pages and boilerplate, which no comparison of whole blocks finds. N-grams are of 13
-tokens, or of as many as hold 40 characters: of one character each, 13 often agree by chance.
+It finds copied pages and boilerplate, which comparisons of whole blocks miss. N-grams have 13
+tokens, or as many as hold 40 characters: 13 tokens of one character often agree by chance.
 """
 
 import math
@@ -14,10 +14,10 @@ import numpy as np
 from input_pipeline.array_files import MappedArrays
 from xlm.common.declarations import Count
 
-LEAKED = 0.1  # share from which on a language's loss says little; that of Bibles is up to 0.05
+LEAKED = 0.1  # share beyond which a language's loss says little; Bibles have up to 0.05
 _LEAST_TOKENS, _LEAST_CHARACTERS = 13, 40
 _MOST_ROWS = 1 << 14  # held-out sequences of a language, spread over it
-_TOKENS_AT_ONCE = 1 << 16  # that the arrays stay in a processor's cache
+_TOKENS_AT_ONCE = 1 << 16  # so that the arrays stay in a processor's cache
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -34,7 +34,7 @@ def measure(
     heldout: Sequence[pathlib.Path], train: Sequence[pathlib.Path], left_out: Sequence[int],
     tokens_per_character: float,
 ) -> Overlap:  # fmt: skip
-    """Compare files of sequences [N, L] in one pass over the training ones, see `ngrams`.
+    """Compare files of sequences [N, L] in one pass over the training files, see `ngrams`.
 
     Memory: some 60 bytes for each token of up to `_MOST_ROWS` held-out sequences.
     """
@@ -44,7 +44,7 @@ def measure(
     rows = np.concatenate([np.array(one[::step]) for one in files])  # copied: files close
     places, hashes = ngrams(rows, left_out, length)
     known, first, counts = np.unique(hashes, return_index=True, return_counts=True)
-    # Most others are told by the first bits of their hash, from a table.
+    # A table of the hashes' first bits rules out most others.
     shift = np.uint64(64 - min(max(len(known).bit_length() + 4, 8), 27))
     may_be = np.zeros(1 << (64 - int(shift)), bool)
     may_be[known >> shift] = True
@@ -64,9 +64,9 @@ def measure(
 
 
 def ngrams(rows: np.ndarray, left_out: Sequence[int], length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return where the n-grams of sequences [N, L] begin in the flat array, and their hashes.
+    """Return the beginnings, in the flat array, and hashes of n-grams of sequences [N, L].
 
-    None has a token `left_out`, special or unknown, and so none crosses the end of a segment.
+    None has a token of `left_out` (special or unknown), so none crosses the end of a segment.
     """
     tokens = rows.reshape(-1)
     count = max(len(tokens) - length + 1, 0)

@@ -1,16 +1,16 @@
 """The packed dataset: packed sequences of token ids on disk, read on demand.
 
-A folder with `meta.json`, written last, and `manifest.json`, the size and SHA-256 of every file.
+A folder has `meta.json`, written last, and `manifest.json` with the size and SHA-256 of every file.
 The sequences of a language and split, [sequences, L] uint16 or uint32, are one file
 `<lang>.<split>.npy` or shards `<lang>.<split>-00000-of-00012.npy`. `<lang>.counts.npy`, [V] int64,
 counts the tokens of the training text. Parallel text for evaluation has one
-`<set>.<lang>.parallel.npy`, [sentences, L], per column. Parallel text for training is ragged:
+`<set>.<lang>.parallel.npy`, [sentences, L], per column. Parallel text for training is ragged.
 `<set>.<lang>.bitext.npy` has the concatenated ids of a column, `<set>.<lang>.ends.npy`, [sentences]
-uint32 or uint64, the end of each sentence. `pair_rows` says which pairs share a row. A large set
-has parts, whose files are numbered like shards.
+uint32 or uint64, the end of each sentence. `pair_rows` assigns pairs to rows. A large set has
+parts, whose files are numbered like shards.
 
 A packed sequence is one or more segments `<s> tokens </s>`, then padding. A segment is a document,
-or the part of it that fits. The tokens alone determine the segments.
+or the part of it that fits. The tokens determine the segments.
 """
 
 import dataclasses
@@ -33,12 +33,12 @@ from xlm.common.declarations import Artefact, Count, Digest, Name
 
 Split = Literal["train", "heldout"]
 SPLITS: tuple[Split, Split] = ("train", "heldout")
-# Languages a < b, sentence pairs and rows of a language pair in a part of a set.
+# Languages a < b, sentence pairs and rows: a language pair in a part of a set.
 PairCounts = tuple[Name, Name, Count, Count]
 META = "meta.json"
-# No document starts at the end of a sequence with room for fewer tokens; the sequence is padded.
+# The end of a sequence with room for fewer tokens of a document is padded.
 _MIN_SEGMENT_TOKENS = 8
-_NEAR = 64  # sentences at most between two that are read at once
+_NEAR = 64  # most sentences between two that one read covers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ class SpecialIds:
     mask: Count
 
     def special_ids(self) -> tuple[int, ...]:
-        """Return the ids of `<s>`, padding, `</s>` and the mask; `<unk>` stands for text."""
+        """Return the ids of `<s>`, padding, `</s>` and the mask. `<unk>` stands for text."""
         return (self.bos, self.pad, self.eos, self.mask)
 
 
@@ -91,8 +91,8 @@ class Meta(Artefact, frozen=True):
 class RowPacker:
     """Packer of documents of token ids into sequences, without gaps between documents.
 
-    A document that does not fit continues in the next sequence as a new segment. Padding is only in
-    the last sequence, and at ends too short for a segment.
+    A document that does not fit continues in the next sequence as a new segment. Padding occurs
+    only in the last sequence, and at ends too short for a segment.
     """
 
     def __init__(self, length: int, special: SpecialIds, dtype: np.dtype):
@@ -117,7 +117,7 @@ class RowPacker:
             start, self._used = start + len(tokens), end + 1
 
     def take(self, *, is_last: bool = False) -> np.ndarray:
-        """Remove and return the finished sequences, [sequences, L]; with `is_last` all of them."""
+        """Remove and return the finished sequences, [sequences, L]; with `is_last` all."""
         count = len(self._rows) if is_last else max(len(self._rows) - 1, 0)
         found, self._rows = self._rows[:count], self._rows[count:]
         return np.stack(found) if found else np.zeros((0, self._length), self._dtype)
@@ -154,14 +154,14 @@ class TokenizedSentences:
         return np.diff(self.bounds(0, len(self.ends)))
 
     def bounds(self, first: int, stop: int) -> np.ndarray:
-        """Return where sentences [first, stop) begin, and where the last ends, [n + 1] int64."""
+        """Return the beginnings of sentences [first, stop), and the last end, [n + 1] int64."""
         found = self.ends.read(max(first - 1, 0), stop).astype(np.int64)
         return found if first else np.append(0, found)
 
     def gather(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Read sentences [n]: return ids, and [n] int64 begin in them and length.
+        """Read sentences [n]: return ids, and each one's begin in them and length, [n] int64.
 
-        Near sentences are read at once. Raise ValueError if their files are damaged.
+        One read covers near sentences. Raise ValueError if the files are damaged.
         """
         order = np.argsort(numbers, kind="stable")
         runs = np.split(order, np.flatnonzero(np.diff(numbers[order]) > _NEAR) + 1)
@@ -183,7 +183,7 @@ def read_column(
     folder: pathlib.Path, name: str, language: str, part: int = 0, num_parts: int = 1,
     vocab_size: int | None = None,
 ) -> TokenizedSentences:  # fmt: skip
-    """Open a column of a part of a set; raise ValueError if files are missing or contradict."""
+    """Open a column of a part of a set; raise ValueError if its files are missing or contradict."""
     ids, ends = (
         folder / shard_names(f"{name}.{language}", kind, num_parts)[part]
         for kind in ("bitext", "ends")
@@ -201,14 +201,14 @@ def read_column(
 def pair_paths(
     folder: pathlib.Path, name: str, part: int, num_parts: int
 ) -> tuple[pathlib.Path, pathlib.Path]:
-    """Return the files of sentence numbers by rows, and of ends of rows, of a part of a set."""
+    """Return the files of a part of a set: sentence numbers by rows, and ends of rows."""
     of_pairs, of_rows = (shard_names(name, kind, num_parts)[part] for kind in ("pairs", "rows"))
     return folder / of_pairs, folder / of_rows
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PackedDataset:
-    """A packed dataset opened for reading; two are equal only if they are the same object.
+    """A packed dataset opened for reading, compared by identity.
 
     Attributes:
       vocab_size, length: V, number of ids of the tokenizer, and L, tokens per sequence.
@@ -218,7 +218,7 @@ class PackedDataset:
       shards: sequences of each shard, by language and split; none for one file per split.
       duplicates: `blocks` left out as repetitions, and their `bytes`, by language.
       overlap: held-out n-grams that training rows have, by language.
-      shares: languages whose held-out share is not the one asked for, and why.
+      shares: languages whose held-out share differs from the wanted one, and why.
     """
 
     folder: pathlib.Path
@@ -252,7 +252,6 @@ class PackedDataset:
         return dataset
 
     def _faults(self) -> Iterator[str]:
-        """Yield the contradictions in meta.json."""
         for language, splits in self.statistics.items():
             if not splits["train"]["rows"]:
                 yield f"statistics.{language}.train.rows is 0, must be at least 1"
@@ -312,8 +311,7 @@ class PackedDataset:
 
     @functools.cached_property
     def _files(self) -> dict[tuple[str | int, ...], Any]:
-        """Files of bitext that have been opened."""
-        return {}
+        return {}  # open files of bitext
 
     def check_tokenizer(self, model: bytes, path: pathlib.Path) -> None:
         """Raise ValueError unless the dataset was made with the tokenizer `model` from `path`."""
@@ -321,7 +319,7 @@ class PackedDataset:
         if found != self.tokenizer:
             raise ValueError(
                 f"{self.folder} was made with tokenizer {self.tokenizer[:12]}, but {path} is "
-                f"tokenizer {found[:12]}; run prepare_data.py into a new folder, or use the other"
+                f"tokenizer {found[:12]}; run prepare_data.py into a new folder, or use the first"
             )
 
     def verify(self) -> int:

@@ -1,7 +1,7 @@
-"""Record of the phases of robust sampling: the distribution over pairs from each phase's step on.
+"""Record of the phases of robust sampling: first step and distribution over pairs of each.
 
 The stream of such a run is a pure function of (seed, step, recorded phases). The record is a JSON
-file whose float64 numbers are read back bit for bit.
+file that keeps every bit of its float64 numbers.
 """
 
 import dataclasses
@@ -12,18 +12,18 @@ from collections.abc import Mapping
 from xlm.common import artifacts, declarations
 from xlm.common.declarations import Count
 
-# Weights are normalised in float64; a sum further from one is no distribution.
+# Weights are normalised in float64; a sum further from one is not a distribution.
 _SUM_TOLERANCE = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """Distribution over pairs, from the first step it holds in, and losses it was solved from.
+    """First step and distribution over pairs of a phase, and losses that it was solved from.
 
     Attributes:
       losses: mean loss of each pair; None for a pair not seen yet.
       divergence: chi-square divergence from the base distribution.
-      eta: loss below which weights are least; None if the weights are those of the base.
+      eta: loss below which weights are least; None if the weights equal the base.
       errors, examples: standard error of each loss, and examples seen so far.
     """
 
@@ -38,7 +38,7 @@ class Phase:
 
 @dataclasses.dataclass(frozen=True)
 class PairRecord:
-    """Base distribution over pairs, which holds before the first phase, and ascending phases."""
+    """Base distribution over pairs, for the steps before the first phase, and ascending phases."""
 
     base: Mapping[str, float]
     phases: tuple[Phase, ...] = ()
@@ -54,14 +54,13 @@ class PairRecord:
                 raise ValueError(f"the phase of step {phase.step} has losses of other pairs")
 
     def extended(self, phase: Phase) -> "PairRecord":
-        """Return a copy with another phase; ValueError if its step or its pairs do not fit."""
+        """Return a copy with another phase; raise ValueError if its step or pairs do not fit."""
         return PairRecord(self.base, (*self.phases, phase))
 
     def as_of(self, step: int) -> "PairRecord":
-        """Return a copy with the phases of the first `step` steps, `step` included.
+        """Return a copy with the phases up to `step`, for a run that resumes after `step` steps.
 
-        A run that resumes after `step` steps continues from them. Later phases came from states
-        that are lost, that of `step` from the state of the checkpoint.
+        Later phases came from lost states; the phase of `step` came from the checkpoint's state.
         """
         return PairRecord(self.base, tuple(one for one in self.phases if one.step <= step))
 
@@ -81,7 +80,7 @@ def write_pair_record(path: pathlib.Path, record: PairRecord) -> None:
 
 
 def read_pair_record(path: pathlib.Path, base: Mapping[str, float]) -> PairRecord:
-    """Read the record of a run with this base distribution, or return a new one without a file.
+    """Read the record of a run with this base distribution; without a file return a new one.
 
     Raise ValueError if the file is damaged or belongs to another base distribution.
     """
@@ -96,9 +95,9 @@ def read_pair_record(path: pathlib.Path, base: Mapping[str, float]) -> PairRecor
     )
     if names:
         raise ValueError(
-            f"{path} was recorded with another distribution over pairs, different for "
-            f"{len(names)} of them such as {names[0]!r}; restore the rows and data.* keys of that "
-            "run, or train in another --workdir"
+            f"{path} was recorded with another distribution over pairs: {len(names)} differ, such "
+            f"as {names[0]!r}; restore the rows and data.* keys of that run, or train in another "
+            "--workdir"
         )
     return record
 
@@ -110,5 +109,5 @@ def load_pair_record(path: pathlib.Path) -> PairRecord:
         return declarations.read(path, PairRecord, remedy=remedy)
     except FileNotFoundError:
         raise ValueError(
-            f"{path} does not exist; it is written by a run with robust sampling of pairs"
+            f"{path} does not exist; a run with robust sampling of pairs writes it"
         ) from None

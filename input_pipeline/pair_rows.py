@@ -1,11 +1,11 @@
-"""Rows of sentence pairs: which pairs share a row of L tokens, written once and read on demand.
+"""Rows of sentence pairs, L tokens each, written once and read on demand.
 
 A row holds pairs of one set and one language pair, each as `<s> a </s> </s> b </s>`. The pairs of a
-row are drawn from 1,024 neighbours in the set. So a batch has few sentences of one document, and
-reading stays local: the stream permutes rows and blocks of them, not pairs. Per part
-of a set, `<set>.pairs.npy` has the sentence numbers of all language pairs in the order of the rows,
-`<set>.rows.npy` the end of each row in it. Both are uint32, or uint64 beyond 2^32 entries. They are
-read in place, through the page cache, which the processes of a host share.
+row come from 1,024 neighbours in the set. So a batch has few sentences of one document, and reads
+stay local: the stream permutes rows and blocks of them, not pairs. Per part of a set,
+`<set>.pairs.npy` has the sentence numbers of all language pairs in the order of the rows,
+`<set>.rows.npy` the end of each row in it. Both are uint32, or uint64 beyond 2^32 entries. The
+processes of a host share the page cache of these files.
 """
 
 import bisect
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from input_pipeline import manifest
-from input_pipeline.array_files import ArrayWriter, array_file, close_files
+from input_pipeline.array_files import array_file, close_files
 from input_pipeline.order import hashed
 from input_pipeline.packed_dataset import (
     PackedDataset,
@@ -39,10 +39,10 @@ _MIXED_SENTENCES = 1 << 10
 
 
 def pack(sizes: Iterable[tuple[int, int]], length: int) -> Iterator[list[int]]:
-    """Yield rows of pairs, lists of their numbers, of (number, tokens) pairs in order.
+    """Yield rows, lists of pair numbers, from the (number, tokens) `sizes` of pairs in order.
 
-    A row takes the next pairs as long as they fit, then the longest of the window that do. No
-    pair of `sizes` may have more than `length` tokens.
+    A row takes the next pairs as long as they fit, then the longest of the window that fit. No
+    pair may have more than `length` tokens.
     """
     window, most = max(_WINDOW_TOKENS // length, 1), max(length // _TOKENS_A_PAIR, 1)
     source, waiting = iter(sizes), dict[int, int]()
@@ -66,7 +66,7 @@ def pack(sizes: Iterable[tuple[int, int]], length: int) -> Iterator[list[int]]:
                 size = (lengths & ((2 << room) - 1)).bit_length() - 1
                 if size < 0:
                     break
-            # Of equal sizes the first: it is the next pair, if that has this size.
+            # The first of equal sizes: the next pair, if it has this size.
             row.append(number := queues[size].popleft())
             if not queues[size]:
                 lengths ^= 1 << size
@@ -99,24 +99,20 @@ def write_rows(
             before = numbers.length, ends.length
             rows = pack(_sizes(columns[one], columns[two], length), length)
             while some := list(itertools.islice(rows, _SENTENCES_AT_ONCE)):
-                _append(some, numbers, ends)
+                ends.append(numbers.length + np.cumsum([len(row) for row in some]))
+                numbers.append(np.fromiter(itertools.chain.from_iterable(some), np.uint64))
             counts = numbers.length - before[0], ends.length - before[1]
             if counts[0]:
                 found.append((one, two, *counts))
     return found
 
 
-def _append(rows: list[list[int]], numbers: ArrayWriter, ends: ArrayWriter) -> None:
-    ends.append(numbers.length + np.cumsum([len(row) for row in rows]))
-    numbers.append(np.fromiter(itertools.chain.from_iterable(rows), np.uint64))
-
-
 def _sizes(
     one: TokenizedSentences, two: TokenizedSentences, length: int
 ) -> Iterator[tuple[int, int]]:
-    """Yield number and tokens of the sentences that both columns have, cut to `length`.
+    """Yield number and tokens, at most `length`, of the sentences that both columns have.
 
-    Neighbours are mixed, so that those of a document do not share a row.
+    Neighbours are mixed, so that sentences of a document do not share a row.
     """
     for first in range(0, len(one.ends), _SENTENCES_AT_ONCE):
         stop = min(first + _SENTENCES_AT_ONCE, len(one.ends))
@@ -128,7 +124,7 @@ def _sizes(
 
 
 def mixed(numbers: np.ndarray) -> np.ndarray:
-    """Return an order of sentences [n], which lie at most 1,023 apart where they are neighbours."""
+    """Return an order of sentences [n] whose neighbours lie at most 1,023 apart."""
     return np.lexsort((hashed(numbers, 0), numbers // _MIXED_SENTENCES))
 
 
@@ -148,7 +144,7 @@ def parts_of(
 
 
 class PairRows:
-    """Rows of a language pair of a set, [rows, L] ids of the dataset's type, read on demand."""
+    """Rows of a language pair of a set, [rows, L] ids, read on demand."""
 
     def __init__(self, dataset: PackedDataset, name: str, pair: tuple[str, str]):
         self._dataset, self.name, self.pair = dataset, name, pair
@@ -170,8 +166,8 @@ class PairRows:
         return self.read(number, number + 1)[0]
 
     def damaged(self, number: int) -> ValueError:
-        """Return the error of a row that was read without one, but has no ids now."""
-        return ValueError(f"row {number} of {self.name} has changed in memory: check it")
+        """Return the error for a row that was read without one, but has no ids now."""
+        return ValueError(f"row {number} of {self.name} has changed in memory: check the memory")
 
     def _ranges(self, first: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """Yield part, first row and end in the part's file of consecutive rows."""
@@ -184,7 +180,6 @@ class PairRows:
             first, place = end, place + 1
 
     def _of_part(self, part: int, first: int, stop: int) -> np.ndarray:
-        """Return rows of a part."""
         dataset, length = self._dataset, self._dataset.length
         of_pairs, of_rows = dataset.pair_files(self.name, part)
         ends = of_rows.read(max(first - 1, 0), stop).astype(np.int64)
@@ -224,7 +219,7 @@ def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def cut_lengths(one: np.ndarray, two: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cut lengths [n] of sentences, the longer one of a pair first, to fit a row together."""
+    """Cut lengths [n] of pairs of sentences to fit a row, the longer sentence first."""
     room = length - NUM_SPECIALS
     kept = np.minimum(one, np.maximum(room - two, room // 2))
     return kept, np.minimum(two, room - kept)

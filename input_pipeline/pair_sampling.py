@@ -21,7 +21,7 @@ METHODS = ("alpha", "proportional", "uniform", "pivot", "m2m", "sinkhorn", "soft
 _CONVERGED = 1e-12  # residual at which Sinkhorn's iterations end
 _MET = 1e-9  # residual up to which marginals count as met
 _MAX_ITERATIONS = 5000
-_MAX_NAMED = 20  # languages that are named in a line
+_MAX_NAMED = 20  # languages that a line names
 # If marginals cannot be met, the residual stalls: it falls by less than 1 % in 50 iterations.
 _WINDOW, _STALLED = 50, 0.99
 # The defaults of HiGHS, 1e-7, are as large as the shares of small pairs.
@@ -33,15 +33,14 @@ class PairSamplingSettings:
     """How language pairs are sampled; part of the `data` section of a config.
 
     Attributes:
-      pair_sampling: "alpha": n^alpha for each set; "proportional": n; "uniform": all pairs alike;
+      pair_sampling: "alpha": n^alpha for each set; "proportional": n; "uniform": equal shares;
         "pivot": n^(1/T), only pairs with the language `pair_pivot`; "m2m": Eq. 1; "sinkhorn": Eq.
         2; "soft": Eq. 2 with a price on missed marginals in place of constraints.
       pair_alpha: without shares of language pairs, n sentence pairs of two languages weigh n^alpha.
       pair_temperature: T; under "m2m", "sinkhorn" and "soft" languages have marginals p^(1/T).
       pair_pivot: the language of all pairs under "pivot".
       pair_strength: under "soft", the price of a missed marginal: 0 for Q, infinite for Eq. 2.
-      pair_least: sentence pairs of a language, summed over its pairs, below which all its pairs
-        are left out of training.
+      pair_least: least sentence pairs of a language, summed over its pairs, to train on them.
     """
 
     pair_sampling: str = schema.key("alpha", choices=METHODS)
@@ -65,8 +64,7 @@ class Sampling:
 
     P [N, N] is float64, symmetric, with a zero diagonal, and sums to one. `marginals` are the [N]
     float64 wanted shares. `converged` says whether the solver reached its optimum, `is_feasible`
-    whether any distribution over the pairs of Q has these marginals. `are_owed` says whether P was
-    to meet them.
+    whether any distribution over the pairs of Q has these marginals, `are_owed` whether P must.
     """
 
     probabilities: np.ndarray
@@ -83,19 +81,19 @@ class Sampling:
 
     @property
     def distance(self) -> float:
-        """Share of all draws that are of other languages than wanted: the total variation."""
+        """Share of all draws from other languages than wanted: the total variation."""
         return float(np.abs(self.residuals).sum() / 2)
 
     @property
     def worst(self) -> int:
         """Index of the language with the largest residual."""
         residuals = self.residuals
-        # On ties, a language with too much: it is the only partner of those with too little.
+        # On ties, a language with too much: the only partner of languages with too little.
         return int(np.where(residuals > 0, residuals * (1 + _MET), -residuals).argmax())
 
     @property
     def effective_pairs(self) -> float:
-        """Exponential of the entropy of the shares: so many equal pairs are as spread out."""
+        """Exponential of the entropy of the shares: as many equal pairs have this entropy."""
         shares = 2 * self.probabilities[np.triu_indices_from(self.probabilities, 1)]
         return float(np.exp(scipy.special.entr(shares).sum()))
 
@@ -113,7 +111,7 @@ class MissedShare(NamedTuple):
 class PairSampling:
     """Sampling of the N sorted `languages`; counts are [N, N] float64 sentence pairs.
 
-    Pairs that are `left_out`, with a language of too few, have the share 0.
+    Pairs `left_out`, which have a language of too few sentence pairs, have the share 0.
     """
 
     method: str
@@ -147,7 +145,7 @@ class PairSampling:
         ]
 
     def certificate(self) -> str:
-        """Say in one line how well the marginals are met, and which languages miss theirs."""
+        """Return one line: how well the marginals are met, and languages that miss theirs."""
         found, worst = self.sampling, self.sampling.worst
         line = (
             f"data.pair_sampling {self.method}: {found.effective_pairs:.1f} effective of "
@@ -156,9 +154,7 @@ class PairSampling:
             f"({self.languages[worst]}, wanted {found.marginals[worst]:.4f})"
         )
         if not found.are_owed:
-            line = (
-                f"{line}; {found.distance:.1%} of the draws are of other languages than asked for"
-            )
+            line += f"; {found.distance:.1%} of the draws are from other languages than wanted"
             return line if found.converged else f"{line}; not converged"
         if self.is_met:
             return line
@@ -187,7 +183,7 @@ def pair_matrix(sizes: Mapping[Pair, int]) -> tuple[tuple[str, ...], np.ndarray]
 def sample_pairs(
     sizes: Mapping[Pair, Sequence[int]], settings: PairSamplingSettings
 ) -> PairSampling:
-    """Sample language pairs, whose `sizes` are the sentence pairs in each set; none is empty.
+    """Sample language pairs; `sizes` are their sentence pairs in each set, none empty.
 
     Raise ValueError if there are no pairs, none with `settings.pair_pivot`, or none of languages
     with `settings.pair_least`.
@@ -197,8 +193,8 @@ def sample_pairs(
     left_out = tuple(pair for pair in sizes if not (has[pair[0]] and has[pair[1]]))
     if len(left_out) == len(sizes):
         raise ValueError(
-            f"data.pair_least is {settings.pair_least}, but no two languages of a pair have so "
-            f"many sentence pairs; the most are {of_languages[1].sum(1).max():.0f}: lower it"
+            f"data.pair_least is {settings.pair_least}, but no pair has two languages of so many "
+            f"sentence pairs; the most are {of_languages[1].sum(1).max():.0f}: lower it"
         )
     sizes = {pair: of for pair, of in sizes.items() if pair not in left_out}
     languages, counts = pair_matrix({pair: sum(of_sets) for pair, of_sets in sizes.items()})
@@ -224,7 +220,7 @@ def sample_pairs(
 def pivot_sampling(counts: np.ndarray, pivot: int, temperature: float) -> Sampling:
     """Return the distribution proportional to n^(1/T) over pairs with language `pivot`.
 
-    The usual sampling of English-centric bitext (Arivazhagan et al., 2019).
+    English-centric bitext is usually sampled so (Arivazhagan et al., 2019).
     """
     with_pivot = np.zeros_like(counts, np.float64)
     with_pivot[pivot] = with_pivot[:, pivot] = _joint(counts)[pivot] ** (1 / temperature)
@@ -241,9 +237,9 @@ def sinkhorn_sampling(counts: np.ndarray, temperature: float) -> Sampling:
     """Solve Eq. 2 for counts [N, N]: the P nearest to Q, by KL(P || Q), with marginals p^(1/T).
 
     P = diag(u) Q diag(v), found by scaling rows and columns in turn (Sinkhorn and Knopp), in logs.
-    The paper's kernel is Q + epsilon, and it reports no mass on pairs without data. The kernel here
-    is the limit Q, so P is positive exactly where Q is, and at T = 1 it is Q. If no distribution
-    over the pairs of Q has the marginals, P is the mean of both scalings, not `is_feasible`.
+    The paper's kernel is Q + epsilon, and it reports no mass on pairs without data. Our kernel is
+    the limit Q, so P is positive exactly where Q is, and at T = 1 equals Q. If no distribution over
+    the pairs of Q has the marginals, P is the mean of both scalings, and not `is_feasible`.
     """
     log_marginals = np.log(tempered_marginals(counts, temperature))
     with np.errstate(divide="ignore"):
@@ -271,9 +267,9 @@ def soft_sampling(counts: np.ndarray, temperature: float, strength: float) -> Sa
     """Minimise KL(P || Q) + 2 s KL(P 1 || p^(1/T)) over P for counts [N, N], s being `strength`.
 
     Entropy-regularised unbalanced transport (Chizat et al. 2018, arXiv 1607.05816). Its solution is
-    diag(u) Q diag(u) with u = (p^(1/T) / (Q u))^(s / (1 + s)). Scaled to sum one, it is the optimum
-    over distributions too, as the scale enters all terms alike. P is positive wherever Q is. Where
-    Eq. 2 has no solution and leaves pairs next to nothing, a finite price keeps them.
+    diag(u) Q diag(u) with u = (p^(1/T) / (Q u))^(s / (1 + s)). Scaled to sum one, it is also the
+    optimum over distributions, since all terms scale alike. P is positive wherever Q is. A finite
+    price keeps pairs that an unsolvable Eq. 2 leaves next to nothing.
     """
     log_marginals = np.log(tempered_marginals(counts, temperature))
     with np.errstate(divide="ignore"):
@@ -283,7 +279,7 @@ def soft_sampling(counts: np.ndarray, temperature: float, strength: float) -> Sa
     while residual > _CONVERGED * (1 + strength) and iterations < _MAX_ITERATIONS:
         owed = power * (log_marginals - scipy.special.logsumexp(log_kernel + log_u, axis=1))
         residual = np.abs(owed - log_u).max()
-        # The map alone overshoots: it takes u to 1 / u up to the power. Half of a step is safe.
+        # A whole step overshoots: it takes u to 1 / u up to the power. Half a step is safe.
         log_u = (log_u + owed) / 2
         iterations += 1
     probabilities = np.exp(log_kernel + log_u[:, None] + log_u)
@@ -296,7 +292,7 @@ def m2m_sampling(counts: np.ndarray, temperature: float) -> Sampling:
     """Solve Eq. 1 (M2M-100) for counts [N, N]: the P of largest Tr(P Q) with marginals p^(1/T).
 
     A linear programme over the undirected pairs; a solution has at most N of them. If no
-    distribution over the pairs of Q has the marginals, those of `sinkhorn_sampling` stand in and
+    distribution over the pairs of Q has the marginals, it takes those of `sinkhorn_sampling`, and
     `is_feasible` is False. Raise ValueError if the solver gives up.
     """
     joint, marginals = _joint(counts), tempered_marginals(counts, temperature)
@@ -307,7 +303,7 @@ def m2m_sampling(counts: np.ndarray, temperature: float) -> Sampling:
         iterations += more
         if not is_solved:
             raise ValueError(
-                'data.pair_sampling is "m2m", whose linear programme could not be solved; choose '
+                'data.pair_sampling is "m2m", but its linear programme was not solved; choose '
                 '"sinkhorn", or lower data.pair_temperature towards 1'
             )
     probabilities = found / found.sum()

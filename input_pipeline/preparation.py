@@ -1,17 +1,17 @@
-"""Preparation of a packed dataset from text of any size, as tasks that can be resumed.
+"""Preparation of a packed dataset from text of any size, as resumable tasks.
 
-The tasks of each of six rounds are independent. By "document", a round before them hashes the rows
-of parallel text that are held out:
+There are six rounds of independent tasks. By "document", a round before them hashes the held-out
+rows of parallel text:
 
-1. sources: split parallel text and tokenise what is held out; columns become text of languages.
+1. sources: split parallel text and tokenise its held-out part; columns become text of languages.
 2. scan: describe the blocks of each part of a language by records (`selection.RECORD`).
 3. select: choose a language's blocks from their records.
 4. write: tokenise the chosen blocks of a part and pack them into files of sequences.
-5. count: add up the token counts of a language's parts, and compare its held-out rows with them.
-6. pairs: tokenise the pairs to train on, without those that repeat held-out text.
+5. count: add up the token counts of a language's parts; measure the overlap of held-out rows.
+6. pairs: tokenise the pairs to train on that do not repeat held-out text.
 
-A task writes its results to the folder `work` of the dataset, then a note of its provenance. A task
-with an up-to-date note is skipped. `finish` moves the files to the dataset's folder and writes
+A task writes its results to the folder `work` of the dataset, then a note of its provenance. A run
+skips tasks with an up-to-date note. `finish` moves the files to the dataset's folder and writes
 `meta.json`. No result depends on workers, order or interruptions.
 """
 
@@ -23,7 +23,6 @@ import itertools
 import json
 import logging
 import os
-import pathlib
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -42,7 +41,7 @@ from input_pipeline import (
     text_files,
 )  # fmt: skip
 from input_pipeline import preparation_plan as plans
-from input_pipeline.exclusion import Exclusion, log_tally
+from input_pipeline.exclusion import Exclusion, joined, log_tally
 from input_pipeline.manifest import id_dtype
 from input_pipeline.overlap import Overlap
 from input_pipeline.packed_dataset import SPLITS, PackedDataset, pair_paths
@@ -51,12 +50,10 @@ from input_pipeline.preparation_job import HELDOUT_ROWS, HELDOUT_TEXT, Job
 from input_pipeline.preparation_plan import LanguageTask, Part, SourceTask
 from input_pipeline.tokenization import RowWriter, special_ids
 from xlm.common import artifacts, console, executors
-from xlm.common.executors import Executor, Workers
+from xlm.common.executors import Executor
 
-# With less text, an error removes finished tasks: to redo them takes seconds.
+# With less text an error removes finished tasks, which take seconds.
 _KEPT_FROM = 64 << 20
-# A process takes a second to start; meanwhile another one handles about so much text.
-_BYTES_A_PROCESS = 4 << 20
 
 
 def find(job: Job) -> plans.Found:
@@ -70,7 +67,7 @@ def find(job: Job) -> plans.Found:
 
 
 def _languages(job: Job, found: plans.Found) -> set[str]:
-    """Return the languages of text, and of parallel text if that is text too."""
+    """Return the languages of text, with `parallel_as_text` also of parallel text."""
     trained = found.trained if job.spec.parallel_as_text else ()
     return {one.language for one in found.pieces}.union(*(task.languages for task in trained))
 
@@ -123,15 +120,13 @@ def _execute(
     if not (left := job.unfinished(kind, tasks)):
         return
     total, start = sum(task.text_bytes for task in left), time.perf_counter()
-    if executor.is_local and total < _BYTES_A_PROCESS:
-        executor = Workers(1, "")
     times = executors.complete(
-        executor, _timed, [(function, job, task) for task in left],
+        plans.fitting(executor, total), _timed, [(function, job, task) for task in left],
         lambda _, __, task: not job.unfinished(kind, [task]), name, job.work,
     )  # fmt: skip
     took, busy = time.perf_counter() - start, sum(filter(None, times))
     message = "%-15s%d tasks, %.1f MB of text, %.1f s, %.1f s of CPU time"
-    level = logging.DEBUG if console.is_drawn() else logging.INFO  # where no bar tells
+    level = logging.DEBUG if console.is_drawn() else logging.INFO  # without a bar
     logging.log(level, message, name, len(left), total / 1e6, took, busy)
 
 
@@ -142,13 +137,12 @@ def _timed(function: Callable[[Job, Any], None], job: Job, task: Any) -> float:
 
 
 def _join(job: Job, name: str, of_tasks: Sequence[str]) -> None:
-    """Join the hashes that tasks have found."""
-    hashes = [np.load(job.work / one, allow_pickle=False) for one in of_tasks]
-    array_files.save(job.work / name, np.unique(np.concatenate([np.zeros(0, np.uint64), *hashes])))
+    hashes = (np.load(job.work / one, allow_pickle=False) for one in of_tasks)
+    array_files.save(job.work / name, joined(hashes))
 
 
 def find_parts(job: Job, found: plans.Found) -> list[Part]:
-    """Join pieces and the columns of prepared sources into the parts of each language."""
+    """Group pieces and the columns of prepared sources into the parts of each language."""
     languages = _languages(job, found)
     columns = [
         piece
@@ -164,12 +158,12 @@ def find_parts(job: Job, found: plans.Found) -> list[Part]:
 
 
 def begin(job: Job, model: bytes) -> None:
-    """Make the folder `work`, after removing one of other settings or test sets."""
+    """Make the folder `work`; remove one of other settings or test sets first."""
     path = job.work / "job.json"
     provenance = json.loads(json.dumps(job.provenance))
     is_known = path.exists() and artifacts.read_object(path) == provenance
     if job.work.exists() and not is_known:
-        logging.info("%s: made under other settings or test sets; beginning anew", job.work)
+        logging.info("%s: removed, as its settings or test sets were different", job.work)
         shutil.rmtree(job.work)
     _ = job.fingerprint  # before the first task
     artifacts.write_bytes(job.work / "spm.model", model)
@@ -177,7 +171,7 @@ def begin(job: Job, model: bytes) -> None:
 
 
 def hold_out(job: Job, task: SourceTask) -> None:
-    """Write the hashes of a source's held-out rows, which no other one trains on by "document"."""
+    """Write hashes of a source's held-out rows, which by "document" no source trains on."""
     exclusion = Exclusion(sources.find_excluded(job.spec))
     held = corpus.held_rows(task.source(job.spec), job.spec, exclusion)
     array_files.save(job.work / f"held-{task.id}.npy", held)
@@ -185,22 +179,19 @@ def hold_out(job: Job, task: SourceTask) -> None:
 
 
 def prepare_source(job: Job, task: SourceTask) -> None:
-    """Split a source of parallel text; write its held-out rows, and its columns as text (round 1).
-
-    The pairs to train on are written by `write_pairs`.
-    """
+    """Split a source of parallel text; write held-out rows, and its columns as text (round 1)."""
     source = task.source(job.spec)
     exclusion = job.exclusion
     exclusion.tally()
     with contextlib.ExitStack() as stack:
         columns = [Column(job, task, one, stack, PARALLEL) for one in source.languages]
         texts = {
-            (side, language): stack.enter_context(
-                _text_file(job.work / task.column(language, side))
-            )
+            (side, language): stack.enter_context(aside.open("w", encoding="utf-8"))
             for side in corpus.text_sides(job.spec)
             for language in source.languages
             if task.key == "parallel"
+            for path in [job.work / task.column(language, side)]
+            for aside in [stack.enter_context(artifacts.atomic_path(path))]
         }
         for rows, side in corpus.split_parallel(source, job.spec, exclusion):
             for number, language in enumerate(source.languages):
@@ -219,7 +210,7 @@ def prepare_source(job: Job, task: SourceTask) -> None:
 
 
 def write_pairs(job: Job, task: SourceTask) -> None:
-    """Write the pairs of a source to train on, none of which repeats held-out text (round 6)."""
+    """Write the pairs of a source to train on that do not repeat held-out text (round 6)."""
     source, held = task.source(job.spec), Exclusion([])
     held.hold_out(np.load(job.work / HELDOUT_TEXT, allow_pickle=False))
     with contextlib.ExitStack() as stack:
@@ -238,12 +229,6 @@ def write_pairs(job: Job, task: SourceTask) -> None:
     files += [path.name for path in pair_paths(job.work, *place)]
     described = job.describe(*files)
     job.write_note("pairs", task, files=described, tally=held.tally(), pairs=pairs)
-
-
-@contextlib.contextmanager
-def _text_file(path: pathlib.Path) -> Iterator[Any]:
-    with artifacts.atomic_path(path) as aside, aside.open("w", encoding="utf-8") as file:
-        yield file
 
 
 def scan(job: Job, part: Part) -> None:
@@ -268,7 +253,7 @@ def scan(job: Job, part: Part) -> None:
 
 
 def select(job: Job, task: LanguageTask) -> None:
-    """Write which blocks of a language are trained on and which are held out (round 3)."""
+    """Write the side of each block of a language: training, held out or dropped (round 3)."""
     records = array_files.MappedArrays([job.work / f"scan-{part.id}.npy" for part in task.parts])
     chosen = selection.select(records, job.spec, task.id)
     for part, sides in zip(task.parts, chosen.sides, strict=True):
@@ -311,17 +296,14 @@ def write(job: Job, part: Part) -> None:
         scanned = job.read_note("scan", part.id).tally
         if (written := exclusion.tally()) != scanned or number != len(sides):
             raise ValueError(
-                f"{part.id}: {scanned[1]} sentences were read in {len(sides)} blocks, and "
-                f"{written[1]} in {number} when they were tokenised; run the same command again"
+                f"{part.id}: the scan read {scanned[1]} sentences in {len(sides)} blocks, the "
+                f"tokenisation {written[1]} in {number}; run the same command again"
             )
         statistics = [writer.finish() for writer in writers.values()]
     counts = writers[selection.TRAIN].counts
     used = np.flatnonzero(counts)
     array_files.save(job.work / f"counts-{part.id}.npy", np.stack([used, counts[used]]))
-    none = np.zeros(0, np.uint64)
-    array_files.save(
-        job.work / f"heldout-{part.id}.npy", np.unique(np.concatenate([none, *heldout]))
-    )
+    array_files.save(job.work / f"heldout-{part.id}.npy", joined(heldout))
     by_split = dict(zip(SPLITS, statistics, strict=True))
     files = job.describe(*map(part.row_file, SPLITS))
     job.write_note("rows", part, statistics=by_split, files=files)
@@ -344,8 +326,8 @@ def count(job: Job, task: LanguageTask) -> None:
     job.write_note("count", task, files=job.describe(name), overlap=found)
     if found["share"] > overlap.LEAKED:
         logging.warning(
-            "%s: %.0f%% of the held-out runs of %d tokens stand in training rows, such as %r: the "
-            "loss of this language says little (docs/heldout_text.md)",
+            "%s: training rows have %.0f%% of the held-out runs of %d tokens, such as %r: the loss "
+            "of this language says little (docs/heldout_text.md)",
             task.id, 100 * found["share"], found["length"], job.processor.decode(found["example"]),
         )  # fmt: skip
 
@@ -388,7 +370,7 @@ def finish(job: Job, found: plans.Found) -> PackedDataset:
         if path.name not in files:
             path.unlink()
     for name in files:
-        # An earlier run may have been killed after it moved some.
+        # A killed run may have moved some already.
         if (job.work / name).exists():
             os.replace(job.work / name, job.folder / name)
     left_out = collections.Counter[str]()
@@ -397,7 +379,7 @@ def finish(job: Job, found: plans.Found) -> PackedDataset:
         left_out += {task.name: came - kept}
     record = {"files": files} | ({"left_out": left_out} if left_out else {})
     artifacts.write_json(job.folder / manifest.MANIFEST, record)
-    manifest.read(job.folder, files)  # what the tasks have noted is there
+    manifest.read(job.folder, files)  # checks that all noted files are there
     artifacts.write_json(job.folder / plans.INPUTS, _inputs(job, found))
     dataset.write_meta()
     return dataset
@@ -428,7 +410,7 @@ def _dataset(job: Job, found: plans.Found, languages: Sequence[LanguageTask]) ->
     if shares and job.spec.heldout_by == sources.BY_DOCUMENT:
         logging.warning(
             "%d of %d languages hold out another share than corpus.heldout_fraction, such as %s: "
-            "%s. Blank lines between shorter documents help; the report lists all",
+            "%s. Blank lines between shorter documents help; the report lists all languages",
             len(shares), len(languages), *next(iter(shares.items())),
         )  # fmt: skip
     return PackedDataset(

@@ -18,7 +18,7 @@ PARALLEL, BITEXT = ("parallel",), ("bitext", "ends")  # kinds of files
 
 
 class Column:
-    """Writer of the tokens of a column, as padded rows or as bitext; "" is no translation."""
+    """Writer of the tokens of a column, as padded rows or as bitext; "" for no translation."""
 
     def __init__(
         self, job: Job, task: SourceTask, language: str, stack: contextlib.ExitStack,
@@ -46,7 +46,7 @@ class Column:
             self._write()
 
     def finish(self) -> list[str]:
-        """Write what waits; return the names of the files."""
+        """Write the waiting cells; return the names of the files."""
         if self._waiting:
             self._write()
         return self._names

@@ -1,4 +1,4 @@
-"""Settings of a preparation, and the notes that its tasks leave."""
+"""Settings of a preparation, and the notes of its tasks."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ from xlm.common.declarations import Artefact, Count, Digest
 
 WORK = "work"
 HELDOUT_TEXT = "heldout-text.npy"  # hashes of its sentences
-HELDOUT_ROWS = "heldout-rows.npy"  # the same of parallel text, by "document"
+HELDOUT_ROWS = "heldout-rows.npy"  # hashes of held-out parallel text, by "document"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,12 +55,12 @@ class Job:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Fingerprint of `provenance`, which tasks get with the job: it reads all headers."""
+        """Fingerprint of `provenance`, computed once since that reads all headers."""
         return artifacts.fingerprint(self.provenance)
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Settings and states of the files, which every task's results depend on."""
+        """Settings and states of files on which every task's results depend."""
         spec = {**dataclasses.asdict(self.spec), "language_codes": dict(self.spec.language_codes)}
         settings = dataclasses.asdict(self.settings)
         del settings["num_workers"]
@@ -78,7 +78,7 @@ class Job:
         return self.work / f"{kind}-{task_id}.json"
 
     def made_from(self, kind: str, task: Any) -> str:
-        """Return the fingerprint of everything that the results of a task depend on."""
+        """Return the fingerprint of all inputs of a task."""
         if kind == "rows":
             sides = self.read_note("select", task.language).sides[task.number]
             return artifacts.fingerprint([task.fingerprint, sides])
@@ -90,7 +90,7 @@ class Job:
         return task.fingerprint
 
     def unfinished(self, kind: str, tasks: Sequence[Any]) -> list[Any]:
-        """Return the tasks that have left no note about the same input, the largest first."""
+        """Return the tasks without a note about their present inputs, the largest first."""
 
         def is_done(task: Any) -> bool:
             exists = self.note(kind, task.id).exists()

@@ -1,8 +1,8 @@
-"""Inputs of a preparation: a plan of its tasks, and records to tell later what has changed.
+"""Inputs of a preparation: a plan of its tasks, and records that show later changes.
 
 A language's text is cut into parts, each one task and one file of rows. The plan depends on the
 names and sizes of files and on `store.shard_bytes`, not on workers. `inputs.json` has size,
-modification time and digest of each input. Only changed files are read again.
+modification time and digest of each input, so that a run rereads only changed files.
 """
 
 import dataclasses
@@ -22,8 +22,11 @@ from input_pipeline.exclusion import Exclusion
 from input_pipeline.sources import CorpusSpec, ParallelSource
 from xlm.common import artifacts, declarations, places
 from xlm.common.declarations import Artefact, Count, Digest, Name
+from xlm.common.executors import Executor, Workers
 
 INPUTS = "inputs.json"
+# While a process starts, in a second, another one handles about so much text.
+_BYTES_A_PROCESS = 4 << 20
 
 Inputs = Mapping[str, Sequence[Mapping[str, Any]]]
 
@@ -32,8 +35,8 @@ Inputs = Mapping[str, Sequence[Mapping[str, Any]]]
 class Piece:
     """File of text, or the documents that begin in its bytes `start` to `end` (all if None).
 
-    `size` and `modified` are bytes and time (ns) of the file when the preparation was planned.
-    `origin` is that of its blocks, see `selection`.
+    `size` and `modified` are bytes and time (ns) of the file at planning. `origin` is that of its
+    blocks, see `selection`.
     """
 
     language: str
@@ -58,7 +61,7 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Text of one task: consecutive pieces, part `number` of the `total` parts of the language."""
+    """Text of one task: consecutive pieces, part `number` of the language's `total` parts."""
 
     language: str
     number: int
@@ -106,12 +109,12 @@ class SourceTask:
         return artifacts.fingerprint(dataclasses.asdict(self))
 
     def column(self, language: str, side: int) -> str:
-        """Return the name of the file of text of a column, of one side of `selection`."""
+        """Return the name of a column's text file, for one side of `selection`."""
         split = {selection.TRAIN: "train", selection.HELDOUT: "heldout"}[side]
         return f"source-{self.id}.{language}.{split}.jsonl"
 
     def file(self, kind: str, language: str) -> str:
-        """Return the name of a file of a column in the dataset."""
+        """Return the name of a column's file in the dataset."""
         return shard_names(f"{self.name}.{language}", kind, self.num_parts)[self.part]
 
     @property
@@ -120,7 +123,7 @@ class SourceTask:
         return sum(sizes) // self.num_parts
 
     def source(self, spec: CorpusSpec) -> ParallelSource:
-        """Find its source; ValueError if a file has changed since planning, or one was added."""
+        """Find its source; raise ValueError if a file has changed or appeared since planning."""
         check_unchanged(self.files)
         path = places.path(self.path)
         # All sources teach the languages that `clean_pairs` compares.
@@ -168,6 +171,12 @@ class Found:
         return parallel + sum(piece.text_bytes for piece in self.pieces)
 
 
+def fitting(executor: Executor, text_bytes: int) -> Executor:
+    """Return the executor, or this process in place of local workers for little text."""
+    is_little = executor.is_local and text_bytes < _BYTES_A_PROCESS
+    return Workers(1, "") if is_little else executor
+
+
 def states(paths: Iterable[pathlib.Path]) -> tuple[tuple[str, int, int], ...]:
     """Return path, size and time of the last change (ns) of files."""
     return tuple((str(path), *places.state(path)) for path in paths)
@@ -190,7 +199,7 @@ def _changed(path: str | pathlib.Path) -> ValueError:
 def cut_file(
     language: str, path: pathlib.Path, shard_bytes: int, origin: int = selection.TEXT
 ) -> Iterator[Piece]:
-    """Yield a file as one piece, or as ranges of at most `shard_bytes` if it is large and plain."""
+    """Yield a file as one piece, or a large plain one as ranges of at most `shard_bytes`."""
     size, modified = places.state(path)
     whole = Piece(language, str(path), size, modified, origin=origin)
     file_type = text_files.file_format(path)
@@ -204,7 +213,7 @@ def cut_file(
 
 
 def group(pieces: Iterable[Piece], shard_bytes: int) -> list[Part]:
-    """Join consecutive pieces of each language into parts of at most `shard_bytes`, if possible."""
+    """Group consecutive pieces of a language into parts of at most `shard_bytes`, if possible."""
     by_language: dict[str, list[list[Piece]]] = {}
     sizes: dict[str, int] = {}
     for piece in pieces:
@@ -283,7 +292,7 @@ def read_inputs(path: pathlib.Path) -> Inputs:
 def describe_inputs(spec: CorpusSpec, found: Found, digest: Callable[[Any, Any], str]) -> Inputs:
     """Describe pieces of text, parallel text and test sets.
 
-    `digest` returns that of an input from its other fields and its piece, task or path.
+    `digest` computes an input's digest from its other fields and its piece, task or path.
     """
     fields: dict[str, list[tuple[dict[str, Any], Any]]] = {
         "text": [
@@ -311,7 +320,7 @@ def _file(path: str, size: int, modified: int) -> dict[str, Any]:
 
 
 def text_digest(inputs: Inputs) -> str:
-    """Return the SHA-256 of all text, in hexadecimal; it does not depend on file names."""
+    """Return the SHA-256 of all text, in hexadecimal, whatever the file names."""
     content = [
         [[one["language"], one["digest"]] for one in inputs["text"]],
         [[one["name"], one["languages"], one["digest"]] for one in inputs["parallel"]],
@@ -321,14 +330,14 @@ def text_digest(inputs: Inputs) -> str:
 
 
 def read_again(inputs: Inputs, spec: CorpusSpec, shard_bytes: int) -> Inputs:
-    """Describe the inputs as they are now, rereading those that differ from `inputs`."""
+    """Describe the present inputs; reread those that differ from `inputs`."""
     known = {_key(one): one["digest"] for kind in inputs.values() for one in kind}
     parallel = sources.find_parallel(spec)
 
     def digest(key: Mapping[str, Any], one: Any) -> str:
         if (found := known.get(_key(key))) is not None:
             return found
-        logging.info("%s has changed since; reading it", key.get("path", key.get("name")))
+        logging.info("%s has changed; rereading it", key.get("path", key.get("name")))
         if isinstance(one, Piece):
             hasher = hashlib.sha256()
             for block in blocks_of(spec, one, Exclusion([])):
@@ -344,7 +353,7 @@ def _key(one: Mapping[str, Any]) -> str:
 
 
 def blocks_of(spec: CorpusSpec, piece: Piece, exclusion: Exclusion) -> Iterator[corpus.Block]:
-    """Yield the blocks of a piece, including those that exclusion leaves empty."""
+    """Yield the blocks of a piece, also those that exclusion leaves empty."""
     marked = text_files.read_marked(places.path(piece.path), piece.start, piece.end)
     return corpus.read_blocks(marked, spec, exclusion, piece.origin)
 

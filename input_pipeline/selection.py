@@ -1,18 +1,17 @@
 """Selection of a language's blocks: training, held out, or dropped as a repetition or over a limit.
 
-A block of text is a document or, if that is long, a run of its consecutive sentences: the unit of
-the held-out split, of deduplication and of training segments. One hash of its text identifies it
-and decides whether it is held out. So all readers of the same text make the same choice, wherever
-it lies and however it is cut into files. Overlong lines are cut before.
+A block is a document or, in a long one, a run of consecutive sentences. It is the unit of the
+held-out split, of deduplication and of training segments. One hash of its text identifies it and
+decides whether it is held out. So all readers of the same text make the same choice, wherever it
+lies and however it is cut into files. Overlong lines are cut first.
 
 Records of 33 bytes stand for the text of blocks, so that languages of any size need little memory.
-The records of a part of a language are sorted by digest. Repetitions are found in one range of
-digests after another.
+The records of a part of a language are sorted by digest. The search for repetitions goes through
+one range of digests after another.
 
-Held out by "document", all blocks of a document are on one side, by the hash of its first block.
-Documents that fit are held out until they fill the share, so that one longer than the share is
-trained on. Where they do not fill it, as in a language of one book, longer ones are cut into runs
-of blocks: otherwise nothing could be held out.
+By "document", the hash of a document's first block decides for all its blocks. Documents that fit
+are held out until they fill the share, so that one longer than the share is trained on. If they do
+not fill it, as in a language of one book, longer documents are cut into runs of blocks.
 """
 
 import dataclasses
@@ -29,33 +28,33 @@ from input_pipeline.text_files import Document
 from xlm.common.long_lines import cut_line
 
 DROPPED, TRAIN, HELDOUT = 0, 1, 2
-# Origins of a block: text that is to be split, or parallel text that has been.
+# Origins of a block: text to split, or the sides of parallel text, already split.
 TEXT, PARALLEL_TRAIN, PARALLEL_HELDOUT = 0, TRAIN, HELDOUT
 
 # Digest in two halves; position in its part; bytes of its text with line ends; origin.
 BLOCK = [("high", "<u8"), ("low", "<u8"), ("position", "<u4"), ("size", "<u4"), ("origin", "u1")]
-RECORD = np.dtype([*BLOCK, ("document", "<u8")])  # the half digest of its document's first block
+RECORD = np.dtype([*BLOCK, ("document", "<u8")])  # half digest of its document's first block
 _DIGEST_BYTES = 16
 _HALF = 1 << 64
 _DIGESTS_AT_ONCE = 1 << 22
-# Blocks of the median size by which held-out text may exceed twice its share. With four, none of
+# Blocks of median size by which held-out text may exceed twice its share. With four, none of
 # 46,600 draws from ordinary text reached the limit; with one, 3 % did.
 _SPARE_BLOCKS = 4
-# The part of its share that held-out text fills at least, or `split_fault` says why not.
+# Least part of its share that held-out text fills, unless `Split.fault` gives a reason.
 _LEAST_FILL = 0.9
 
 
 def cut_blocks(sentences: Iterable[str], block_bytes: int) -> Iterator[Document]:
-    """Yield the blocks of documents, see `cut_documents`."""
+    """Yield the blocks of `cut_documents`, without ends of documents."""
     return filter(None, cut_documents(sentences, block_bytes))
 
 
 def cut_documents(sentences: Iterable[str], block_bytes: int) -> Iterator[Document]:
     """Cut documents, sentences with "" at each end, into blocks; hold at most two in memory.
 
-    Yield the blocks, and [] where a document ends.
-    A block has at least `BLOCK_SENTENCES` sentences and `block_bytes` bytes of UTF-8; the rest of a
-    document joins its last block. With 0 bytes, the rest is a shorter block.
+    Yield the blocks, and [] where a document ends. A block has at least `BLOCK_SENTENCES` sentences
+    and `block_bytes` bytes of UTF-8. The rest of a document joins its last block, or with 0 bytes
+    is a shorter block.
     """
     full: Document = []  # the document's last whole block, which may grow
     block: Document = []
@@ -87,12 +86,12 @@ def text_digest(block: Document, seed: int) -> bytes:
 
 
 def heldout_limit(fraction: float) -> int:
-    """Return the limit below which the first 64 bits of a digest mean that a block is held out."""
+    """Return the limit of the first 64 bits of a digest below which a block is held out."""
     return math.floor(fraction * _HALF)
 
 
 def is_heldout(digest: bytes, fraction: float) -> bool:
-    """Return whether a block of this digest is held out; larger fractions hold out supersets."""
+    """Return whether a block of this digest is held out; a larger fraction adds blocks."""
     return _half(digest) < heldout_limit(fraction)
 
 
@@ -101,7 +100,7 @@ class Selection:
     """Choice among the blocks of a language.
 
     `sides` are, per part, [blocks] uint8 `TRAIN`, `HELDOUT` or `DROPPED`. `duplicates` and
-    `duplicate_bytes` count the blocks dropped as repetitions and their UTF-8 bytes.
+    `duplicate_bytes` count repetitions and their UTF-8 bytes.
     """
 
     sides: list[np.ndarray]
@@ -111,9 +110,9 @@ class Selection:
 
 
 class Split(NamedTuple):
-    """Bytes of a language before a limit: its text, what of it is held out, parallel text as text.
+    """Bytes of a language before a limit: text, held-out text, training text of parallel columns.
 
-    `smallest` is the least document, or run of blocks of a longer one, that did not fit.
+    `smallest` is the smallest document, or run of blocks of a longer one, that did not fit.
     """
 
     text_bytes: int
@@ -122,7 +121,7 @@ class Split(NamedTuple):
     smallest: int
 
     def fault(self, spec: CorpusSpec) -> str:
-        """Say why the share held out is a tenth off what was asked for; "" if it is not."""
+        """Return why the held-out share is more than a tenth off the wanted one, or ""."""
         share, wanted = self.heldout_bytes / max(self.text_bytes, 1), spec.heldout_fraction
         if not self.text_bytes or abs(share - wanted) <= (1 - _LEAST_FILL) * wanted + 1e-12:
             return ""
@@ -133,7 +132,7 @@ class Split(NamedTuple):
 
 
 def records(found: Iterable[tuple[bytes, int, int, bytes]]) -> np.ndarray:
-    """Return the records [blocks] of a part, sorted by digest, see `corpus.Block.record`."""
+    """Return the records [blocks] of a part (`corpus.Block.record`), sorted by digest."""
     rows = (
         (_half(digest), _half(digest[8:]), number, size, origin, _half(document))
         for number, (digest, size, origin, document) in enumerate(found)
@@ -148,15 +147,15 @@ def _half(digest: bytes) -> int:
 def select(parts: Sequence[np.ndarray], spec: CorpusSpec, language: str) -> Selection:
     """Select among the blocks of a language, from the `records` of its parts in order.
 
-    `spec.heldout_by` splits the text. At least one block is held out and one is not, if there are
-    two of different text. Of blocks of equal text the first held-out one is kept, or else the first
-    one, so that no text is on both sides. If more than `heldout_bytes` would be held out, documents
-    are, which fill the share. Of the rest, `spec.limit_of(language)` bytes are kept.
+    `spec.heldout_by` splits the text. Both sides get a block if there are two of different text. Of
+    blocks with equal text, the first held-out one stays, or else the first, so that no text is on
+    both sides. If this holds out more than `heldout_bytes`, documents fill the share instead. The
+    rest is cut to `spec.limit_of(language)` bytes.
 
-    Memory: 1 byte a block, and some 70 bytes for each of `_DIGESTS_AT_ONCE` blocks. "document" has
-    a byte a block more, and some 150 for each of as many documents. A limit of a language's bytes,
-    or "position", takes up to some 250 bytes a block. Parts, which may be memory-mapped, are read
-    one by one.
+    Memory: 1 byte a block, and some 70 bytes for each of `_DIGESTS_AT_ONCE` blocks. "document"
+    takes one more byte a block, and some 150 for each of as many documents. A limit of a language's
+    bytes, or "position", takes up to some 250 bytes a block. Parts, which may be memory-mapped, are
+    read one by one.
     """
     sides, smallest = _by_origin(parts), 0
     if spec.heldout_by == BY_TEXT:
@@ -199,7 +198,7 @@ def _hold_out_by_document(
 ) -> int:  # fmt: skip
     """Hold out documents, in the order of their hashes, that fit into the share of the kept text.
 
-    At least one is held out and one is not, if there are two. Return `Split.smallest`.
+    Of two documents one is held out and one is not. Return `Split.smallest`.
     """
     wanted = fraction * _bytes(parts, kept)[0]
     if not wanted:
@@ -231,7 +230,7 @@ def _hold_out_by_document(
 def _documents(
     parts: Sequence[np.ndarray], kept: Sequence[np.ndarray], limit: int, cut: tuple[float, float]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return keys up to a limit, ascending, and kept bytes of documents, see `_units`."""
+    """Return ascending keys up to a limit, and kept bytes, of documents (`_units`)."""
     keys, sizes = np.zeros(0, np.uint64), np.zeros(0, np.int64)
     for part, side in zip(parts, kept, strict=True):
         _, found, size = _units(part, side, cut)
@@ -247,8 +246,8 @@ def _units(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return position, key and kept bytes of the blocks of text of a part, in their order.
 
-    The key is the document's. One of more bytes than the first of `cut` is cut into runs of blocks
-    of at most the second, if there are such, whose key is that of their first block.
+    The key is the document's. A document of more bytes than the first of `cut` is cut into runs of
+    blocks of at most the second, if blocks are so small. Their keys are those of their first block.
     """
     text = np.sort(_text(part), order="position")
     keys, sizes = text["document"].copy(), np.where(kept[text["position"]], text["size"], 0)
@@ -266,7 +265,7 @@ def _units(
 def _hold_out_by_text(
     parts: Sequence[np.ndarray], sides: Sequence[np.ndarray], fraction: float
 ) -> None:
-    """Hold out text whose hash is below the limit, or the least one; never the greatest."""
+    """Hold out text with a hash below the limit, or of the least hash; never of the greatest."""
     ends = [(int(high[0]), int(high[-1])) for part in parts if len(high := _text(part)["high"])]
     if not ends or not fraction:
         return
@@ -280,7 +279,7 @@ def _hold_out_by_text(
 
 
 def _text(part: np.ndarray) -> np.ndarray:
-    """Return the records of the text that is to be split, without a copy if there is no other."""
+    """Return the records of the text to split, without a copy if there is no other."""
     return part[part["origin"] == TEXT] if part["origin"].any() else part
 
 
@@ -299,10 +298,9 @@ def heldout_numbers(
     count: int, fraction: float, salt: str, sizes: np.ndarray | None = None,
     most: int | None = None,
 ) -> set[int]:  # fmt: skip
-    """Choose which of `count` blocks are held out: one at least, and never all if there are two.
+    """Choose held-out blocks among `count`: at least one, and of several never all.
 
-    Their bytes, if `sizes` [count] is given, stay within `heldout_bytes`, their number within
-    `most`.
+    With `sizes` [count], their bytes stay within `heldout_bytes`; with `most`, their number.
     """
     wanted = round(fraction * count)
     wanted = wanted if most is None else min(wanted, most)
@@ -317,16 +315,16 @@ def heldout_numbers(
 
 
 def heldout_bytes(sizes: np.ndarray, fraction: float) -> float:
-    """Return the most bytes that are held out of blocks of `sizes` for a wanted `fraction`.
+    """Return the most bytes to hold out of blocks of `sizes` for a wanted `fraction`.
 
-    Twice the fraction, and some blocks of the median size, of two medians the smaller one.
+    That is twice the fraction, and some blocks of the median size, the smaller of two medians.
     """
     middle = (len(sizes) - 1) // 2
     return 2 * fraction * float(sizes.sum()) + _SPARE_BLOCKS * np.partition(sizes, middle)[middle]
 
 
 def _fitting(sizes: np.ndarray, limit: float) -> np.ndarray:
-    """Return whether each of `sizes`, in order, fits into what the ones before leave of a limit."""
+    """Return whether each of `sizes`, in order, fits into the rest of a limit."""
     fits = np.zeros(len(sizes), bool)
     for number, size in enumerate(sizes.tolist()):
         if size <= limit:
@@ -356,11 +354,11 @@ def _shuffled(count: int, salt: str) -> list[int]:
 def _drop_repetitions(
     parts: Sequence[np.ndarray], sides: Sequence[np.ndarray], deduplicate: bool
 ) -> tuple[int, int]:
-    """Drop all blocks of a text but one, if wanted; return their number and bytes."""
+    """With `deduplicate`, drop all blocks of a text but one; return their number and bytes."""
     count = size = 0
     for part_of, found in _ranges(parts, _DIGESTS_AT_ONCE) if deduplicate else ():
         positions, side = found["position"], _sides_of(part_of, found, sides)
-        # The block that is kept comes first: a held-out one, else the first of the language.
+        # The block to keep comes first: a held-out one, else the first of the language.
         order = np.lexsort((positions, part_of, side != HELDOUT, found["low"], found["high"]))
         in_order = found[order]
         is_repeated = np.zeros(len(order), bool)
@@ -394,7 +392,7 @@ def _ranges(parts: Sequence[np.ndarray], at_once: int) -> Iterator[tuple[np.ndar
         ends = [len(one) if is_last else int(np.searchsorted(one["high"], limit)) for one in parts]
         sizes = np.subtract(ends, starts)
         part_of = np.repeat(np.arange(len(parts)), sizes)
-        # Copied part by part: slices of all at once would keep all of their files open.
+        # Copied part by part: slices of all parts would keep all of their files open.
         found = np.empty(len(part_of), RECORD)
         into = np.split(found, np.cumsum(sizes)[:-1])
         for part, start, end, copy in zip(parts, starts, ends, into, strict=True):

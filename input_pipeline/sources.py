@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import functools
 import itertools
 import logging
 import pathlib
@@ -17,7 +16,7 @@ Row = tuple[str, ...]
 BY_TEXT, BY_POSITION, BY_DOCUMENT = "text", "position", "document"
 # See `inspection.pairs`.
 PAIR_RULES = ("length", "copies", "near_copies", "language", "hubs", "duplicates", "numbers")
-# Longer documents are cut, so that a file without blank lines can still be split.
+# Longer documents are cut, so that a file without blank lines has a split.
 BLOCK_SENTENCES = 20
 _PART_BYTES = 1 << 30
 # A row of 512 tokens of a vocabulary of 250K or more holds some 2 to 5 KB of text.
@@ -29,31 +28,31 @@ class CorpusSpec:
     """Sources of text and the held-out split; the `corpus` section of a config.
 
     Attributes:
-      root: folder that the other paths are relative to, also in a bucket (s3://, gs://).
+      root: folder of the other paths, also in a bucket (s3://, gs://).
       text: folders of `<lang>.txt` and `<lang>.jsonl` files; a language's files are joined.
-      parallel: aligned text that is trained on, except for its held-out blocks: TSV files or
-        folders of `<lang>.txt` files, aligned by line or by `<lang>.ids` files; glob patterns.
-      parallel_eval: the same, for evaluation only, also where `parallel` matches it.
-      languages: the languages to use; empty for all that are found.
+      parallel: aligned text to train on, except for its held-out blocks: TSV files or folders of
+        `<lang>.txt` files, aligned by line or by `<lang>.ids` files; glob patterns.
+      parallel_eval: aligned text for evaluation only, even if `parallel` matches it.
+      languages: languages to use; empty for all.
       language_codes: other names of a language in file names, such as {"eng": "en"}.
       heldout_fraction: share of a language's text held out for evaluation.
-      parallel_heldout_fraction: the same for `parallel`.
-      parallel_heldout_most: rows of a source of `parallel` that are held out at most, rounded down
-        to blocks of 20, of which one is held out; 0 for no limit.
+      parallel_heldout_fraction: share of `parallel` held out for evaluation.
+      parallel_heldout_most: most held-out rows of a source of `parallel`, rounded down to blocks of
+        20, but at least one block; 0 for no limit.
       max_train_bytes: UTF-8 bytes of training text kept per language; 0 keeps all.
-      max_train_bytes_of: the same of single languages, in place of `max_train_bytes`, so that a
-        study can have languages of much and of little text.
-      seed: of the choice of the blocks.
-      exclude: test sets, as glob patterns of files of lines, of tab-separated cells, of tagged
-        words or of JSON lines: sentences of `text`, and rows of `parallel`, that occur in one of
-        them are dropped (see `input_pipeline.exclusion`).
-      heldout_by: "text": a hash of a block's text chooses what is held out (see
-        `input_pipeline.selection`); "position": a hash of its number in its language;
-        "document": a hash of a document's text, so that it is on one side as a whole.
-      deduplicate: whether repetitions of a block's text are dropped within a language.
-      block_bytes: least size of the blocks that long documents are cut into; 0 for blocks of 20
-        sentences whatever their size.
-      parallel_as_text: whether each column of `parallel` is text of its language, too.
+      max_train_bytes_of: limits of single languages, in place of `max_train_bytes`, so that a study
+        can have languages of much and of little text.
+      seed: seed of the choice of blocks.
+      exclude: glob patterns of test sets, as lines, tab-separated cells, tagged words or JSON
+        lines. Sentences of `text` and rows of `parallel` that occur in them are dropped (see
+        `input_pipeline.exclusion`).
+      heldout_by: "text" holds out by a hash of a block's text (see `input_pipeline.selection`),
+        "position" by a hash of its number in its language, "document" whole documents by a hash of
+        their text.
+      deduplicate: drop repetitions of a block's text within a language.
+      block_bytes: least size of the blocks of long documents; 0 for blocks of 20 sentences of any
+        size.
+      parallel_as_text: use each column of `parallel` as text of its language, too.
       clean_pairs: rules that drop pairs of `parallel`, as `xlm inspect` counts them (see
         `inspection.pairs`).
     """
@@ -78,7 +77,7 @@ class CorpusSpec:
     max_train_bytes_of: Mapping[str, int] = schema.key({})
 
     def limit_of(self, language: str) -> int:
-        """Return the bytes of training text that are kept of a language; 0 for all."""
+        """Return the bytes of training text to keep of a language; 0 for all."""
         return self.max_train_bytes_of.get(language, self.max_train_bytes)
 
     def __post_init__(self):
@@ -87,7 +86,7 @@ class CorpusSpec:
             if not isinstance(limit, int) or limit < 0:
                 raise ValueError(
                     f"corpus.max_train_bytes_of.{language} is {limit!r}, must be a whole number of "
-                    "bytes, or 0, which keeps all"
+                    "bytes, or 0 to keep all"
                 )
         for key, codes in (
             ("languages", self.languages),
@@ -105,15 +104,15 @@ class TextFile(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ParallelSource:
-    """Parallel text that can be read any number of times.
+    """Parallel text, for any number of reads.
 
     Attributes:
       key: config key that names it, "parallel" or "parallel_eval".
       languages: the columns.
       rows: returns an iterator of rows, one cell per language, "" for a missing translation; ()
-        where a document ends.
-      taken: returns what `clean_pairs` took, by column and rule.
-      part, num_parts: which part of a TSV file it is, if that was cut.
+        at the end of a document.
+      taken: returns counts of the pairs that `clean_pairs` took, by column and rule.
+      part, num_parts: number of a part of a TSV file, if that was cut.
     """
 
     key: str
@@ -127,7 +126,7 @@ class ParallelSource:
 
     @property
     def place(self) -> tuple[tuple[pathlib.Path, ...], int]:
-        """Files and part, which tell sources apart."""
+        """Files and part, which identify a source."""
         return self.files, self.part
 
     def blocks(self) -> Iterator[list[Row]]:
@@ -144,18 +143,18 @@ class ParallelSource:
 
 
 def root_of(spec: CorpusSpec) -> pathlib.Path:
-    """Return the folder of the corpus; raise ValueError if there is none."""
+    """Return the folder of the corpus; raise ValueError if it does not exist."""
     root = places.path(spec.root)
     if not root.is_dir():
-        raise ValueError(f"corpus.root: {root} is no folder; correct the path")
+        raise ValueError(f"corpus.root: {root} is not a folder; correct the path")
     return root
 
 
 def find_text(spec: CorpusSpec, *, with_empty: bool = False) -> list[TextFile]:
     """Find the files of monolingual text: folders in the order of the config, files by name.
 
-    Files without any text are left out, and named in a warning, unless `with_empty`.
-    Raise ValueError if a folder is missing, repeated or parallel text, or shards are missing.
+    A warning names files without text, which are left out unless `with_empty`. Raise ValueError if
+    a folder is missing, repeated or parallel text, or shards are missing.
     """
     found, seen = [], set()
     root = root_of(spec)
@@ -171,7 +170,7 @@ def find_text(spec: CorpusSpec, *, with_empty: bool = False) -> list[TextFile]:
                 f"corpus.text has {folder} twice, so that its text would count twice; remove one"
             )
         for others, fault in (
-            (evaluated, "parallel_eval, so that what is evaluated on would be trained on"),
+            (evaluated, "parallel_eval, so that a run would train on evaluation text"),
             (trained, "parallel, so that its text would count twice, some of it held out"),
         ):
             if place in others:
@@ -181,34 +180,31 @@ def find_text(spec: CorpusSpec, *, with_empty: bool = False) -> list[TextFile]:
         seen.add(place)
         if not folder.is_dir():
             raise ValueError(
-                f"corpus.text: {folder} is no folder; correct the path below corpus.root"
+                f"corpus.text: {folder} is not a folder; correct the path below corpus.root"
             )
         found += _text_files(folder, spec, kinds=("txt", "jsonl"))
     return [one for one in found if with_empty or _has_text(one.path)]
 
 
 def _has_text(path: pathlib.Path) -> bool:
-    return text_files.has_text(path) or bool(_warn_of_empty(path))
-
-
-@functools.cache
-def _warn_of_empty(path: pathlib.Path) -> None:
-    logging.warning("%s: the file holds no text and is left out", path)
+    if not (found := text_files.has_text(path)):
+        text_files.warn_once(f"{path}: the file holds no text and is left out")
+    return found
 
 
 def find_excluded(spec: CorpusSpec) -> list[pathlib.Path]:
-    """Find the files of test sets whose sentences are kept out of all text."""
+    """Find the files of test sets, whose sentences are excluded from all text."""
     return list(_matching_paths(root_of(spec), "exclude", spec.exclude))
 
 
 def find_parallel(
     spec: CorpusSpec, only: tuple[str, pathlib.Path] | None = None
 ) -> list[ParallelSource]:
-    """Find the sources of parallel text that have two wanted languages, or the `only` key and path.
+    """Find the sources of parallel text with two wanted languages, or that of `only` (key, path).
 
-    A plain TSV file of more than a GiB is a source for each part of so many bytes, which
-    `corpus.clean_pairs` needs whole. Parts have held-out blocks of their own. Raise ValueError if a
-    path is missing, a header malformed, or a language has two columns.
+    Unless `corpus.clean_pairs` needs it whole, a plain TSV file of more than a GiB becomes a source
+    for each part of a GiB, with held-out blocks of its own. Raise ValueError if a path is missing,
+    a header malformed, or a language has two columns.
     """
     found = []
     for key, path in _parallel_paths(spec) if only is None else [only]:
@@ -216,7 +212,7 @@ def find_parallel(
         repeated = {one for one in source.languages if source.languages.count(one) > 1}
         if repeated:
             raise ValueError(
-                f"{path}: more than one column for {sorted(repeated)}; remove all but one, or the "
+                f"{path}: several columns for {sorted(repeated)}; remove all but one, or the "
                 "entries of corpus.language_codes that make them one language"
             )
         if len(source.languages) > 1:
@@ -229,33 +225,33 @@ def find_parallel(
 
 
 def find_evaluated_only(spec: CorpusSpec) -> list[pathlib.Path]:
-    """Find the paths that `parallel` matches too, but that `parallel_eval` keeps from training."""
+    """Find the paths of `parallel` that `parallel_eval` keeps out of training."""
     matched = _matched_parallel(spec)
     return [path for path in matched["parallel"] if path in matched["parallel_eval"]]
 
 
 def _parallel_paths(spec: CorpusSpec) -> list[tuple[str, pathlib.Path]]:
-    """Find config keys and paths of parallel text, each path once and under one key."""
+    """Find config keys and paths of parallel text, each path under one key."""
     found = [(key, path) for key, paths in _matched_parallel(spec).items() for path in paths]
     evaluated = {path for key, path in found if key == "parallel_eval"}
     return [(key, path) for key, path in found if key == "parallel_eval" or path not in evaluated]
 
 
 def _matched_parallel(spec: CorpusSpec) -> dict[str, dict[pathlib.Path, None]]:
-    """Find the paths that the patterns of each config key match, in order and each once."""
+    """Find the paths that match the patterns of each config key, in order and each once."""
     patterns = {"parallel": spec.parallel, "parallel_eval": spec.parallel_eval}
     root = root_of(spec)
     return {key: dict.fromkeys(_matching_paths(root, key, of)) for key, of in patterns.items()}
 
 
 def find_unmatched(spec: CorpusSpec, keys: Iterable[str]) -> list[str]:
-    """Find the patterns of config keys that match nothing; only those with `*` may."""
+    """Find the patterns of config keys that match nothing."""
     patterns = itertools.chain.from_iterable(getattr(spec, key) for key in keys)
     return [one for one in patterns if not places.glob(places.path(spec.root), one)]
 
 
 def find_left_out(spec: CorpusSpec) -> dict[pathlib.Path, tuple[str, ...]]:
-    """Find the parallel text that has fewer than two wanted languages, and its languages."""
+    """Find parallel text with fewer than two wanted languages, and its languages."""
     languages = {path: _languages_of(path, spec) for _, path in _parallel_paths(spec)}
     return {path: found for path, found in languages.items() if not _has_two(found, spec)}
 
@@ -295,11 +291,11 @@ def _text_files(
         file_type = text_files.file_format(path)
         if file_type is None or file_type[1] not in kinds:
             if file_type is None and text_files.is_language(path.name.partition(".")[0]):
-                logging.warning("%s: skipped, it is no .txt or .jsonl", path)
+                logging.warning("%s: skipped, it is not .txt or .jsonl", path)
             continue
         stem, number, total = text_files.shard_of(file_type[0]) or (file_type[0], 0, 0)
         if not text_files.is_language(stem):
-            logging.warning("%s: skipped, %r is no language code", path, file_type[0])
+            logging.warning("%s: skipped, %r is not a language code", path, file_type[0])
             continue
         language = _language_of(stem, spec)
         if _is_wanted(language, spec):
@@ -307,8 +303,8 @@ def _text_files(
             found.append(TextFile(language, path))
             if total and not may_be_shards:
                 raise ValueError(
-                    f"{path}: is a part of a file; aligned files are read whole: join the parts, "
-                    "and move them out of the folder"
+                    f"{path}: is a shard, but aligned files must be whole: join the shards, and "
+                    "move them out of the folder"
                 )
             if total:
                 shards[stem, total].append((number, path))
@@ -326,7 +322,7 @@ def _check_shards(stem: str, total: int, parts: Sequence[tuple[int, pathlib.Path
     count = collections.Counter(number for number, _ in parts)
     if missing := sorted(set(range(total)) - set(count)):
         raise ValueError(
-            f"{parts[0][1]}: of the shards {stem}-NNNNN-of-{total:05d} {len(missing)} are missing, "
+            f"{parts[0][1]}: {len(missing)} of the shards {stem}-NNNNN-of-{total:05d} are missing, "
             f"{', '.join(f'{one:05d}' for one in missing[:5])}"
             f"{' and others' if len(missing) > 5 else ''}; copy them, or move the others away"
         )
@@ -334,7 +330,7 @@ def _check_shards(stem: str, total: int, parts: Sequence[tuple[int, pathlib.Path
     if wrong:
         raise ValueError(
             f"{', '.join(map(str, wrong[:3]))}: each shard of {total} must be there once, numbered "
-            f"from 00000 to {total - 1:05d}; remove what is too much"
+            f"from 00000 to {total - 1:05d}; remove the others"
         )
 
 
@@ -356,7 +352,7 @@ def _matching_paths(
 def _name(path: pathlib.Path) -> str:
     is_split = path.is_dir() and path.name in ("train", "dev", "test")
     name = (path.parent if is_split else path).name.split(".tsv")[0]
-    return declarations.check_name(name, str(path), "rename it, since its rows are called by it")
+    return declarations.check_name(name, str(path), "rename it, since files of rows get its name")
 
 
 def _cut(source: ParallelSource, path: pathlib.Path, spec: CorpusSpec) -> list[ParallelSource]:
@@ -391,7 +387,7 @@ def _tsv(
 
 
 def aligned_folder(key: str, folder: pathlib.Path, spec: CorpusSpec) -> ParallelSource:
-    """Return the rows of a folder with a text file, and optionally a file of ids, per language."""
+    """Return the source of a folder with a text file and optionally a file of ids per language."""
     files = _text_files(folder, spec, ("txt",), may_be_shards=False)
     ids = _text_files(folder, spec, ("ids",), may_be_shards=False)
     return ParallelSource(
@@ -406,8 +402,8 @@ def aligned_folder(key: str, folder: pathlib.Path, spec: CorpusSpec) -> Parallel
 def _read_aligned(files: Mapping[str, pathlib.Path], ids: Mapping[str, pathlib.Path]) -> list[Row]:
     """Read rows of translations, one cell per file, "" for a missing translation.
 
-    `ids` are files with the id of each line, none or one per language. Raise ValueError if files
-    that belong together differ in length, or ids are missing.
+    `ids` are no files, or one per language with the id of each line. Raise ValueError if files that
+    belong together differ in length, or ids are missing.
     """
     if not files:
         return []
@@ -429,7 +425,7 @@ def _read_aligned(files: Mapping[str, pathlib.Path], ids: Mapping[str, pathlib.P
 
 
 def _join_by_ids(ids: Sequence[Sequence[str]], columns: Sequence[Sequence[str]]) -> list[Row]:
-    """Join lines of the same id into rows, in the order in which ids first occur; drop empty lines.
+    """Join lines of the same id into rows, in the order of first occurrence; drop empty lines.
 
     A line gets its own row if its id is empty, begins with "?" or is repeated in its column.
     """
@@ -454,5 +450,5 @@ def _check_length(
     if len(lines) != len(expected):
         raise ValueError(
             f"{path}: {len(lines)} lines, but {other.name} has {len(expected)}; {what} must be "
-            "equally long"
+            "equally long: correct the files"
         )

@@ -2,7 +2,7 @@
 
 A pure function of (seed, step): to resume, ask for the next step. There is no iterator state, and
 the order does not depend on the number of hosts or threads. `order` has the arithmetic. Threads
-read blocks ahead of need; one that is no longer cached is read again.
+read blocks ahead, and again if they have left the cache.
 """
 
 import collections
@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from input_pipeline.array_files import ShardedRows, has_damage
+from input_pipeline.array_files import ShardedRows
 from input_pipeline.order import NO_BLOCKS, BatchOrder, BlockSettings, Places, StreamOrder
 from input_pipeline.packed_dataset import PackedDataset
 
-# Blocks that are kept beyond a window: a short one, and one for threads that overtake each other.
+# Blocks kept beyond a window: a short one, and one for threads that overtake each other.
 _SLACK = 2
 # Kinds of the batches of `TrainingStream` and `JointStream`.
 PACKED, JOINT = "packed", "joint"
@@ -32,7 +32,7 @@ class Stream:
     types: Mapping[str, np.dtype]
 
     def kind(self, step: int) -> str:
-        """Return the kind of the examples of a step, which determines the arrays of its batch."""
+        """Return the kind of a step's examples, which determines the arrays of its batch."""
         raise NotImplementedError
 
     def batch(self, step: int, part: int = 0, num_parts: int = 1) -> dict[str, np.ndarray]:
@@ -40,23 +40,23 @@ class Stream:
         raise NotImplementedError
 
     def request(self, step: int, part: int = 0, num_parts: int = 1) -> None:
-        """Begin to read what `batch` of these arguments needs, without waiting for it."""
+        """Begin to read for `batch` of these arguments, without waiting."""
 
     def describe_batch(self, step: int) -> list[tuple[str, int]]:
         """Return a name and an index for each example of the batch of `step`."""
         raise NotImplementedError
 
     def step_values(self, step: int) -> dict[str, float]:
-        """Return the settings of the stream that change with the step, by name."""
+        """Return settings of the stream that change with the step, by name."""
         return {}
 
     def seen(self, steps: int) -> Seen:
-        """Count the examples of the first `steps` batches, without making these."""
+        """Count the examples of the first `steps` batches, without making the batches."""
         raise NotImplementedError
 
 
 def part_size(batch_size: int, num_parts: int) -> int:
-    """Return the sequences in each of `num_parts` parts; ValueError if they are not equal."""
+    """Return the sequences in each of `num_parts` equal parts; ValueError if there are none."""
     if batch_size % num_parts:
         raise ValueError(
             f"a batch of {batch_size} rows does not divide into {num_parts} equal parts; choose a "
@@ -94,7 +94,7 @@ class _ChosenStream(Stream):
 
 
 class MixedStream(_ChosenStream):
-    """Mixture of streams by `shares`: in random order, or evenly spread if `in_turns`."""
+    """Mixture of streams by `shares`, in random order or, `in_turns`, evenly spread."""
 
     def __init__(
         self, streams: Sequence[Stream], shares: np.ndarray, seed: int, in_turns: bool = False
@@ -104,7 +104,7 @@ class MixedStream(_ChosenStream):
         self._order = StreamOrder(seed, np.ones(len(streams)), shares / shares.sum(), in_turns)
 
     def steps_before(self, step: int, number: int) -> int:
-        """Return how many of the steps before `step` take stream `number`."""
+        """Return the number of steps before `step` that take stream `number`."""
         return int(self._order.counts_before(step)[number])
 
     def seen(self, steps: int) -> Seen:
@@ -117,9 +117,9 @@ class MixedStream(_ChosenStream):
 
 
 class PhasedStream(_ChosenStream):
-    """Schedule of streams by first step; one must be 0. Each starts with its first batch.
+    """Schedule of streams by first step, one of them 0. Each starts with its first batch.
 
-    `alphas` are the exponents of the phases' shares, if they differ, by first step.
+    `alphas` are the exponents of the phases' shares by first step, if they differ.
     """
 
     def __init__(self, phases: Mapping[int, Stream], alphas: Mapping[int, float] | None = None):
@@ -146,10 +146,10 @@ class PhasedStream(_ChosenStream):
 
 
 class JointStream(Stream):
-    """Batches of rows of text and rows of pairs, of the same step of two streams.
+    """Batches of rows of text and rows of pairs, from the same step of two streams.
 
-    Parts of hosts and of accumulation (rows i, i + A, ... of A `accumulation_steps`) hold both in
-    the same shares: for r : s rows of text and pairs, A r of text and A s of pairs take turns.
+    Parts for hosts and for accumulation (rows i, i + A, ... of A `accumulation_steps`) hold both in
+    the same shares. For r : s rows of text and pairs, A r of text and A s of pairs take turns.
     """
 
     _names = ("tokens", "segments", "positions", "language", "pair", "task")
@@ -165,8 +165,8 @@ class JointStream(Stream):
         """Return the batch of `step`, or part `part` of its `num_parts` equal parts.
 
         Arrays are those of both streams and int32 `task` [B / num_parts], 0 for text and 1 for
-        pairs. Text has `pair` -1, pairs have `language` -1. Segments and positions of text are 0,
-        since its tokens tell them.
+        pairs. Text has `pair` -1, pairs have `language` -1. Segments and positions of text are 0:
+        its tokens determine them.
         """
         found = [one.batch(step, part, num_parts) for one in self._streams]
         for task, arrays in enumerate(found):
@@ -199,9 +199,9 @@ class JointStream(Stream):
 
 
 class Wanted(NamedTuple):
-    """Block of a batch, which holds its examples of indices `examples`, [n] int64.
+    """Block of a batch, which holds the examples with indices `examples`, [n] int64.
 
-    `first` is the number of its first sequence, `block` the future of what `BlockCache` loads.
+    `first` is the number of its first sequence, `block` the future from `BlockCache`.
     """
 
     examples: np.ndarray
@@ -210,22 +210,22 @@ class Wanted(NamedTuple):
 
 
 class BlockCache:
-    """Blocks that threads read; the last requested ones of each language and lane are kept.
+    """Cache of blocks that threads read: the last requested ones of each language and lane.
 
     Requests in the order of the steps read every block of a window once. A request keeps all of its
-    own blocks. `load` reads a block from the index of its language, its first number and its end.
+    own blocks. `load` reads a block, given the index of its language, its first number and its end.
     """
 
     def __init__(self, load: Callable[[int, int, int], Any], pool: Executor, window_blocks: int):
         self._load, self._pool, self._limit = load, pool, window_blocks + _SLACK
         self._lock = threading.Lock()
-        # By language and lane, then by first number and end, those last requested at the end.
+        # By language and lane, then by first number and end, the last requested at the end.
         self._kept: dict[tuple[int, int], collections.OrderedDict] = collections.defaultdict(
             collections.OrderedDict
         )
 
     def request(self, places: Places) -> list[Wanted]:
-        """Return the blocks of a batch, and begin to read those that are not there."""
+        """Return the blocks of a batch, and begin to read the missing ones."""
         with self._lock:
             found = [
                 Wanted(index, first, self._block(self._kept[language, lane], language, first, stop))
@@ -239,9 +239,9 @@ class BlockCache:
     def _block(
         self, kept: collections.OrderedDict, language: int, first: int, stop: int
     ) -> Future[Any]:
-        """Return a block that is kept, as the last requested one, or begin to read it."""
+        """Return a block from the cache, or begin to read it; mark it as requested last."""
         found = kept.get((first, stop))
-        # A block that could not be read is read again.
+        # A failed read is repeated.
         if found is None or (found.done() and found.exception()):
             found = kept[first, stop] = self._pool.submit(self._load, language, first, stop)
         kept.move_to_end((first, stop))
@@ -268,8 +268,8 @@ _Read = tuple[Places, list[Wanted] | None]  # of a batch; without a cache no blo
 class OrderedStream(Stream):
     """Base of streams of rows in a `BatchOrder`, by `shares` of `rows`, which need not sum to one.
 
-    `rows` are like `ShardedRows`, [sequences, L] each.
-    Without a `cache`, see `block_cache`, rows are read one by one, and no thread reads ahead.
+    `rows` are like `ShardedRows`, [sequences, L] each. Without a `cache` (`block_cache`), rows are
+    read one by one, and no thread reads ahead.
     """
 
     def __init__(
@@ -303,8 +303,9 @@ class OrderedStream(Stream):
         else:
             for index, first, block in wanted:
                 tokens[index] = block.result()[places.row[index] - first]
-        if has_damage(tokens, self._vocab_size):
-            example = tokens.view(np.uint32).max(axis=1).argmax()
+        largest = tokens.view(np.uint32).max(axis=1)
+        if largest.max(initial=0) >= self._vocab_size:
+            example = largest.argmax()
             raise self._rows[places.language[example]].damaged(int(places.row[example]))
         return tokens, places
 
@@ -352,7 +353,7 @@ class TrainingStream(OrderedStream):
         return Seen(dict(zip(self.languages, counts, strict=True)))
 
     def describe_batch(self, step: int) -> list[tuple[str, int]]:
-        """Return language, and index in its training sequences, of each example of a batch."""
+        """Return, for each example of a batch, its language and index in the training sequences."""
         places = self._locate(step, 0, 1)
         names = (self.languages[language] for language in places.language)
         return list(zip(names, places.row.tolist(), strict=True))
@@ -364,7 +365,7 @@ def training_rows(dataset: PackedDataset) -> list[ShardedRows]:
 
 
 def block_cache(rows: Sequence[Any], pool: Executor, settings: BlockSettings) -> BlockCache:
-    """Create a cache of blocks of rows, which streams over the same rows can share."""
+    """Create a cache of blocks of rows, for streams over the same rows."""
     return BlockCache(
         lambda number, first, stop: rows[number].read(first, stop), pool, settings.window_blocks
     )

@@ -16,6 +16,7 @@ import gzip
 import io
 import itertools
 import json
+import logging
 import lzma
 import pathlib
 import re
@@ -34,19 +35,19 @@ CONVERT = (
     "convert the file: iconv -f ENCODING -t utf-8, where ENCODING is often latin1, cp1252 or utf-16"
 )
 LEAVE_OUT = "or leave it out of text: clean.bad_lines, xlm clean"
-# Limits before memory is taken: a file of a kilobyte can hold a gigabyte of zeros.
+# Limits of memory: a file of a kilobyte can hold a gigabyte of zeros.
 MAX_LINE_BYTES = 64 << 20
 _MAX_COMPRESSION = 200  # beyond the first 64 MiB; text has up to some 20
 DAMAGE = (EOFError, lzma.LZMAError, zlib.error, OSError)
 _KINDS = ("txt", "jsonl", "tsv", "ids")
-_BY_LINE = ("jsonl", "tsv")  # each line is a document, or of one
+_BY_LINE = ("jsonl", "tsv")  # any line may begin a range
 _ARCHIVES = ("zip", "7z", "lz4", "tar", "tgz", "Z", "rar")
-# What is skipped by file, within `skipping_bad_lines`.
+# Skipped lines by file, within `skipping_bad_lines`.
 _SKIPPED: contextvars.ContextVar["dict[pathlib.Path, Taken] | None"] = contextvars.ContextVar(
     "skipped", default=None
 )
 _EXAMPLES, _EXAMPLE_CHARACTERS = 5, 240
-_BAD_LINE = type("_BadLine", (str,), {})()  # "", where a line is skipped
+_BAD_LINE = type("_BadLine", (str,), {})()  # "" in place of a skipped line
 # ISO 639 code with optional script and region, such as zh_Hant, aze-Latn, fra-CA.
 _LANGUAGE = re.compile(r"[a-z]{2,3}([_-][A-Za-z0-9]{1,8})*")
 _SHARD = re.compile(r"[-_.]([0-9]+)-of-([0-9]+)$")
@@ -70,7 +71,7 @@ def _open_zstd(path: pathlib.Path, mode: str = "rb") -> io.BufferedReader:
 
 
 class _ZstdFrames(io.RawIOBase):
-    """Decompressed bytes of all frames; zstandard's own reader ends silently at a cut-off frame."""
+    """Decompressed bytes of all frames; zstandard's own reader ignores a truncated frame."""
 
     def __init__(self, path: pathlib.Path):
         import zstandard
@@ -112,7 +113,7 @@ class _ZstdFrames(io.RawIOBase):
 
 
 def _decompressed(opener: Callable[..., Any]) -> Callable[..., Any]:
-    """Give `opener` the path of a local file, which it closes, and else a stream."""
+    """Give `opener` the path of a local file, which it closes, or else a stream."""
     return lambda path, mode: opener(
         path if isinstance(path, pathlib.Path) else places.opened(path), mode
     )
@@ -129,7 +130,7 @@ OPENERS: dict[str, Callable[..., Any]] = {
 
 
 def file_format(path: pathlib.Path) -> tuple[str, str, str] | None:
-    """Split a file name into (stem, kind, compression); None if it is no text file.
+    """Split a file name into (stem, kind, compression); None if it is not a text file's.
 
     Raise ValueError for a text file of an unsupported compression.
     """
@@ -154,19 +155,19 @@ def text_bytes(path: pathlib.Path, size: int) -> int:
 
 
 def is_language(code: str) -> bool:
-    """Return whether `code` looks like a language code: en, ceb, zh_Hant; shard names do not."""
+    """Return whether `code` looks like a language code: en, ceb, zh_Hant, not a shard's name."""
     return _LANGUAGE.fullmatch(code) is not None and _SHARD.search(code) is None
 
 
 def shard_of(stem: str) -> tuple[str, int, int] | None:
-    """Split the name of a shard, "en-00000-of-00002", into ("en", 0, 2); None if it is none."""
+    """Split the name of a shard, "en-00000-of-00002", into ("en", 0, 2); None for others."""
     found = _SHARD.search(stem)
     return (stem[: found.start()], int(found[1]), int(found[2])) if found else None
 
 
 @dataclasses.dataclass
 class Taken:
-    """What is taken from text for one reason: its lines, bytes, and first examples."""
+    """Text taken for one reason: lines, bytes, and first examples."""
 
     lines: int = 0
     bytes: int = 0
@@ -184,7 +185,7 @@ class Taken:
 def skipping_bad_lines() -> Iterator[dict[pathlib.Path, Taken]]:
     """Leave out lines that are not UTF-8, hold NUL or half characters, or JSON without a text.
 
-    In aligned files they are blank lines. Empty files are left out, too. Yield both by file.
+    In aligned files they become blank lines. Empty files are left out, too. Yield both by file.
     """
     found: dict[pathlib.Path, Taken] = collections.defaultdict(Taken)
     token = _SKIPPED.set(found)
@@ -195,22 +196,27 @@ def skipping_bad_lines() -> Iterator[dict[pathlib.Path, Taken]]:
 
 
 def _refuse(path: pathlib.Path, message: str, line: str | bytes = b"") -> None:
-    """Raise ValueError, or count the line, or an empty file, as skipped."""
+    """Raise ValueError or, within `skipping_bad_lines`, count the line or empty file."""
     if (found := _SKIPPED.get()) is None:
         raise ValueError(message)
     size = len(line if isinstance(line, bytes) else line.encode())
     found[path].take(bool(line), size, message)
 
 
+@functools.cache
+def warn_once(message: str) -> None:
+    logging.warning(message)
+
+
 def has_text(path: pathlib.Path) -> bool:
-    """Return whether a text file holds more than blanks; one that cannot be read does."""
+    """Return whether a text file holds more than blanks; True for an unreadable file."""
     file_type = file_format(path)
     try:
         with OPENERS[file_type[2] if file_type else ""](path, "rb") as file:
             pieces = iter(functools.partial(file.read, _CHUNK), b"")
             return any(one.removeprefix(codecs.BOM_UTF8).strip() for one in pieces)
     except DAMAGE:
-        return True  # reading names the fault
+        return True  # a reader raises the error
 
 
 def read_lines(
@@ -218,14 +224,13 @@ def read_lines(
 ) -> Iterator[str]:
     """Yield the lines of a UTF-8 text file, without their line ends.
 
-    `start` and `end` select a range of bytes of a plain file. The documents that begin in the range
-    are read to their ends: those after a blank line in it, or the lines of JSON or TSV that begin
-    in it. Ranges that cover a file together cover each of its documents once. A file of any name
-    may be read if its `compression` is given.
+    `start` and `end` select a range of bytes of a plain file. A range has the whole documents that
+    begin in it after a blank line, or the lines of JSON or TSV that begin in it. Ranges that
+    together cover a file cover each of its documents once. With `compression` the name is ignored.
 
     Raises:
-      ValueError: the file is empty, damaged, not UTF-8, not a regular file, holds NUL bytes, or has
-        more text than a line, or a compressed file of its size, may have.
+      ValueError: the file is empty, damaged, not UTF-8, not a regular file, holds NUL bytes, has a
+        line over the limit, or more text than its compressed size allows.
     """
     file_type = file_format(path) if compression is None else ("", "", compression)
     if file_type is None:
@@ -257,7 +262,7 @@ def read_lines(
                     _refuse(path, f"{fault}, {LEAVE_OUT}", line)
                     yield _BAD_LINE
                     continue
-                # Some editors write a byte order mark at the start; it is not text.
+                # Some editors write a byte order mark at the start.
                 is_first = number == 1 and not start
                 yield (text.removeprefix("\ufeff") if is_first else text).rstrip("\r\n")
     except DAMAGE as error:
@@ -273,11 +278,11 @@ def read_lines(
 
 
 def _lines_of_range(file: BinaryIO, kind: str, start: int, end: int) -> Iterator[bytes]:
-    """Yield the lines of the documents that begin in a range of bytes; see `read_lines`."""
+    """Yield the lines of a range of bytes, see `read_lines`."""
     position = start
     readline = functools.partial(file.readline, MAX_LINE_BYTES + 1)
     if start:
-        # Skip from one byte earlier, so that a line that begins at `start` is kept.
+        # Skip from one byte earlier, to keep a line that begins at `start`.
         position = file.seek(start - 1) + len(readline())
         is_between = kind in _BY_LINE
         while not is_between and position < end and (line := readline()):
@@ -293,7 +298,7 @@ def _lines_of_range(file: BinaryIO, kind: str, start: int, end: int) -> Iterator
 
 
 def check_regular(path: pathlib.Path) -> int:
-    """Return the bytes of a file; raise ValueError if it is a pipe, whose text might never end."""
+    """Return the bytes of a file; raise ValueError for a pipe, whose text might never end."""
     found = path.stat()
     if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
         raise ValueError(
@@ -303,31 +308,31 @@ def check_regular(path: pathlib.Path) -> int:
 
 
 def max_text_bytes(path: pathlib.Path) -> int:
-    """Return the most bytes of text that are read from a file, compressed or not."""
+    """Return the most bytes of text to read from a file, compressed or not."""
     return MAX_LINE_BYTES + _MAX_COMPRESSION * check_regular(path)
 
 
 def too_large_message(where: str) -> str:
     return (
         f"{where}: a line of more than {MAX_LINE_BYTES >> 20} MiB, or a file that holds more than "
-        f"{_MAX_COMPRESSION} times its bytes, is no text; break lines, or check what the file is"
+        f"{_MAX_COMPRESSION} times its bytes, is not text; break lines, or check the file"
     )
 
 
 def nul_message(where: str) -> str:
     return (
-        f"{where}: a NUL byte, as in UTF-16 and where a crash left a hole; convert the file: iconv "
-        "-f utf-16 -t utf-8, or remove the bytes: tr -d '\\000'"
+        f"{where}: a NUL byte, as in UTF-16 or after a crash; convert the file: iconv -f utf-16 -t "
+        "utf-8, or remove the bytes: tr -d '\\000'"
     )
 
 
 def read_sentences(path: pathlib.Path) -> Iterator[str]:
-    """Yield the sentences of a file as `read_marked`, without "" and with long lines cut."""
+    """Yield the sentences of `read_marked`, without "" and with long lines cut."""
     return itertools.chain.from_iterable(map(cut_line, filter(None, read_marked(path))))
 
 
 def read_marked(path: pathlib.Path, start: int = 0, end: int | None = None) -> Iterator[str]:
-    """Yield the sentences of a file, and "" (once or more often) where a document ends.
+    """Yield the sentences of a file, and "" (at least once) at the end of a document.
 
     `start` and `end` are as in `read_lines`. Raise ValueError as `read_lines`, or if a JSON line is
     not an object with a text field, the file has no text at all, or is TSV.
@@ -348,7 +353,7 @@ def read_marked(path: pathlib.Path, start: int = 0, end: int | None = None) -> I
     for sentence in sentences:
         is_blank = is_blank and not sentence
         yield sentence
-    # A range may be blank: documents can be longer.
+    # A range may be blank: a document can be longer.
     if is_blank and end is None and path not in (_SKIPPED.get() or ()):
         _refuse(path, f"{path}: the file holds only blank lines; add text or remove the file")
 
@@ -395,12 +400,12 @@ def json_line(sentences: Document) -> str:
 def open_parallel(
     path: pathlib.Path, start: int = 0, end: int | None = None
 ) -> tuple[tuple[str, ...], Iterator[tuple[str, ...]]]:
-    """Open a TSV file of parallel text; return its languages and its rows, or those of a range.
+    """Open a TSV file of parallel text; return its languages, and rows of the file or a range.
 
     Either a header `id<TAB>lang<TAB>lang...` names the columns, or the file is called
     `<lang>-<lang>.tsv` and has these two columns and no header. A row has one cell per language, ""
-    for a missing translation, or is () where a blank line ends a document. Raise ValueError as
-    `read_lines`, for a header without languages, and on reading rows of another width, or none.
+    for a missing translation, or is () for a blank line at the end of a document. Raise ValueError
+    as `read_lines`, for a header without languages, for rows of another width, or for none.
     """
     lines = enumerate(read_lines(path, start, end), start=1)
     file_type, origin = file_format(path), f" after byte {start}" if start else ""

@@ -11,7 +11,7 @@ from typing import Any
 from input_pipeline import text_files
 from xlm.common import artifacts, declarations, packages
 
-# wiki40b marks up its text: titles and sections on lines of their own, and ends of paragraphs.
+# Marks of wiki40b: titles and sections on lines of their own, and ends of paragraphs.
 _WIKI40B_HEADING = re.compile(r"_START_(?:ARTICLE|SECTION)_\n[^\n]*\n?")
 _WIKI40B_MARK = re.compile(r"_START_PARAGRAPH_\n?|_NEWLINE_")
 
@@ -48,7 +48,7 @@ def load_split(
 
         try:
             part = tfds.even_splits(split, n=shard[1])[shard[0]] if shard[1] > 1 else split
-            # The stream shuffles; unshuffled, a prefix of the data is reproducible.
+            # Without shuffling a prefix of the data is reproducible; the stream shuffles.
             return tfds.load(
                 name, split=part, data_dir=data_dir, shuffle_files=False, with_info=True
             )
@@ -60,7 +60,7 @@ def load_split(
                 raise
             raise ValueError(
                 f"{name}: tensorflow-datasets cannot prepare it ({' '.join(str(error).split())}); "
-                "check the network, or give as data_dir the folder of a machine that has it"
+                "check the network, or set data_dir to a folder that has it"
             ) from error
 
 
@@ -70,16 +70,12 @@ def documents(
     data_dir: str | None = None,
     shard: tuple[int, int] = (0, 1),
 ) -> Iterator[list[str]]:
-    """Yield the lines of each document of a language, without empty ones.
+    """Yield the lines of each document of a language, without empty lines.
 
-    Args:
-      dataset: one of `DATASETS`, or another one whose examples have a `text`.
-      language: its code in the dataset, such as "zh-cn" in wiki40b or "iw" in c4.
-      data_dir: data folder of tensorflow-datasets; None for its own default.
-      shard: number of a part, and number of all parts, of about equal size.
-
-    Raises:
-      ValueError: there is no such dataset, language or text, or it cannot be prepared.
+    The examples of `dataset` must have a `text`. `language` is a code of the dataset, such as
+    "zh-cn" in wiki40b or "iw" in c4. `data_dir` is the data folder of tensorflow-datasets, None for
+    its default, and `shard` the number of a part and of all parts, of about equal size. Raise
+    ValueError if there is no such dataset, language or text, or it cannot be prepared.
     """
     name, split = dataset.name.format(language), dataset.split.format(language)
     try:
@@ -101,7 +97,7 @@ def _plain(text: str) -> str:
 
 
 def file_name(language: str, shard: tuple[int, int] = (0, 1)) -> str:
-    """Return the name of the file of a part; of the only part, <language>.jsonl.gz."""
+    """Return the file name of a part, or <language>.jsonl.gz for a single part."""
     number, total = shard
     part = f"-{number:05d}-of-{total:05d}" if total > 1 else ""
     return f"{language}{part}.jsonl.gz"
@@ -115,10 +111,10 @@ def write_text(
     data_dir: str | None = None,
     shard: tuple[int, int] = (0, 1),
 ) -> int:
-    """Write the `documents` of a language, one at a time, to the `file_name` in `folder`.
+    """Write the first `max_documents` (0: all) `documents` of a language to a file in `folder`.
 
-    At most the first `max_documents` are written, 0 for all. Return their number. Raise ValueError
-    as `documents`, or if there are none, or the folder has the language in another number of files.
+    Return their number. Raise ValueError as `documents`, without documents, or if the folder has
+    the language in another number of files.
     """
     check_number_of_files(folder, language, shard[1])
     found = itertools.islice(documents(dataset, language, data_dir, shard), max_documents or None)
@@ -137,7 +133,7 @@ def write_text(
 
 
 def check_number_of_files(folder: pathlib.Path, language: str, total: int) -> None:
-    """Raise ValueError if a folder has the language in another number of files than `total`."""
+    """Raise ValueError if a folder has the language, but not in `total` files."""
     declarations.check_name(language, "--languages", "give codes of languages")
     for path in sorted(folder.glob("*.jsonl.gz")):
         name = path.name.removesuffix(".jsonl.gz")

@@ -28,11 +28,11 @@ class PackedDatasetSettings:
 
     Attributes:
       length: L, tokens per sequence.
-      parallel_length: maximum tokens of a sentence of parallel text, longer ones are cut.
+      parallel_length: most tokens of a sentence of parallel text; longer sentences are cut.
       num_workers: processes; the dataset does not depend on it.
-      shard_bytes: text of one task and one file of sequences: plain files that are larger are cut,
-        and smaller ones of a language taken together. Compressed files, which are not cut, count
-        for four times their size.
+      shard_bytes: text of one task and one file of sequences. Larger plain files are cut, smaller
+        files of a language joined. Compressed files are not cut and count for four times their
+        size.
     """
 
     length: int = schema.key(512, at_least=16, at_most=_MAX_LENGTH)
@@ -79,7 +79,7 @@ def check_tokenizer(model: bytes, path: pathlib.Path) -> None:
 def unknown_characters(
     encode: Callable[[list[str]], Sequence[Any]], unknown: int | None, texts: Iterable[str]
 ) -> dict[str, int]:
-    """Count characters of texts that are unknown, as "ქ U+10E5 GEORGIAN LETTER KHAR", by number."""
+    """Count unknown characters of texts, the commonest first: "ქ U+10E5 GEORGIAN LETTER KHAR"."""
     characters = collections.Counter("".join("".join(texts).split())).most_common()
     alone = encode([one for one, _ in characters])
     return {
@@ -93,7 +93,7 @@ def unknown_warning(
     where: str, unknown: int, tokens: int, processor: spm.SentencePieceProcessor,
     texts: Iterable[str],
 ) -> str:  # fmt: skip
-    """Return a line about more than 1 % of unknown tokens in a text, else ""."""
+    """Return a line about a text with more than 1 % of unknown tokens, else ""."""
     if unknown <= _MOST_UNKNOWN * tokens:
         return ""
     found = [*unknown_characters(processor.encode, processor.unk_id(), texts)][:10]
@@ -104,7 +104,7 @@ def unknown_warning(
 
 
 class RowWriter:
-    """Writer of packed sequences, which tokenises a batch of documents at a time to save memory."""
+    """Writer of packed sequences; it tokenises a batch of documents at a time to save memory."""
 
     def __init__(
         self, processor: spm.SentencePieceProcessor, file: ArrayWriter, length: int, dtype: np.dtype

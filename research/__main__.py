@@ -20,13 +20,8 @@ _ACTIONS = ("list", "run", "report", "keep", "claims")
 
 
 def _folder(name: str) -> pathlib.Path:
-    """Return the folder of a flag.
-
-    Raises:
-      ValueError: it is not given.
-    """
     if not (value := flags.FLAGS[name].value):
-        raise ValueError(f"--{name} is not given; it is needed here (python -m research --help)")
+        raise ValueError(f"--{name} is missing; give it (python -m research --help)")
     return pathlib.Path(value)
 
 
@@ -56,7 +51,7 @@ def _report(names: Sequence[str]) -> None:
 def main(argv: Sequence[str]) -> None:
     action, *names = argv[1:] or [""]
     if action not in _ACTIONS:
-        raise ValueError(f"{action or 'nothing'} is asked for, must be one of {_ACTIONS}")
+        raise ValueError(f"the action is {action or 'missing'}, must be one of {_ACTIONS}")
     if action in ("run", "report", "keep") and not names:
         raise ValueError(f"{action} needs a study: {', '.join(study.names())}, or a claim to run")
     if action == "list":

@@ -6,10 +6,10 @@
     done
     python -m research.alp_growth --builds=runs/vocab250000,runs/vocab500000 --plot=runs/sizes.png
 
-Prints two Markdown tables: of the curves of the last build, in how many steps of --step pieces ALP
-gains less than in the step before; and, where there are several builds, what the vocabularies of
-each method gain from the first size to the others, on held-out text, and in how many languages the
-first method is ahead of the others. --plot draws the latter.
+Prints a Markdown table of the curves of the last build: in how many steps of --step pieces ALP
+gains less than in the step before. For several builds, a second table has each method's gains on
+held-out text from the first size to the others, and the number of languages in which the first
+method is ahead. --plot draws the second table.
 """
 
 import pathlib
@@ -24,12 +24,9 @@ from xlm.common import artifacts, entry_point
 
 
 def gains(sizes: Sequence[int], alp: Sequence[float], step: int) -> dict[int, float]:
-    """Return what the ALP of a language gains in steps of equal size, by the size reached.
+    """Return the gains of ALP, nats a sentence, in steps of `step` pieces, by the size reached.
 
-    Args:
-      sizes: of the trained vocabularies, ascending.
-      alp: of these, nats a sentence.
-      step: number of pieces; steps between sizes that were trained count.
+    Only steps between two of the trained `sizes`, which ascend, count.
     """
     trained = dict(zip(sizes, alp, strict=True))
     return {
@@ -40,7 +37,7 @@ def gains(sizes: Sequence[int], alp: Sequence[float], step: int) -> dict[int, fl
 
 
 def rises(found: Mapping[int, float], step: int) -> tuple[int, dict[int, float]]:
-    """Return how many steps follow another, and by what those gain more that gain more."""
+    """Return how many steps follow another, and the increases of gain between steps."""
     pairs = [
         (size, one - found[size - step]) for size, one in found.items() if size - step in found
     ]
@@ -48,12 +45,7 @@ def rises(found: Mapping[int, float], step: int) -> tuple[int, dict[int, float]]
 
 
 def curve_table(record: Record, step: int) -> str:
-    """Return a Markdown table of the steps of each language, those with most text first.
-
-    Args:
-      record: allocation.json of a build.
-      step: number of pieces.
-    """
+    """Return a Markdown table of the steps of each language, most text first."""
     rows, total, less = [], 0, 0
     for name, one in by_amount(record):
         found = gains(one["sizes"], one["alp"], step)
@@ -74,8 +66,7 @@ def curve_table(record: Record, step: int) -> str:
 def method_table(records: Sequence[Record]) -> str:
     """Return a Markdown table of held-out ALP by method and amount of text, at several sizes.
 
-    Args:
-      records: allocation.json of the builds, which have scores of the same languages.
+    The records must have scores of the same languages.
     """
     sizes, rows = _sizes(records), []
     for group, languages in score_groups(records[0]).items():
@@ -126,7 +117,7 @@ def plot_methods(records: Sequence[Record], path: pathlib.Path) -> None:
 
 
 def _shared(records: Sequence[Record]) -> list[str]:
-    """Return the methods that all builds have scores of."""
+    """Return the methods with scores in all builds."""
     return [name for name in methods(records[0]) if all(name in methods(one) for one in records)]
 
 

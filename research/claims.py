@@ -1,9 +1,8 @@
-"""The claims book: what the papers claim, what came of it here, and the commands that tell.
+"""The claims book: claims of the papers, our results, and the commands that test them.
 
-Claims are data, research/claims.json: number, what the paper says and where, its value, ours, a
-verdict that a person has written, the commands, their hours on two cores. A claim's commands
-resume, so running it again does what is missing. `python -m research claims` makes the page of the
-data.
+Claims are data, research/claims.json: number, claim, place and value of the paper, our value, a
+person's verdict, the commands, and their hours on two cores. The commands of a claim resume, so
+rerun it to do the missing ones. `python -m research claims` makes the page from the data.
 """
 
 import dataclasses
@@ -30,15 +29,13 @@ class Claim:
 
     Attributes:
       number: such as "C12".
-      claim: what the paper says.
       place: section, table or figure.
-      paper: its value.
-      here: our value, with its spread; "" before it was measured.
-      verdict: one of `VERDICTS`.
-      remark: what follows the verdict, with the limits of the evidence.
+      paper: the paper's value.
+      here: our value, with its spread; "" before the measurement.
+      remark: limits of the evidence, after the verdict on the page.
       commands: of a shell, with DATA and DIR for the folders of the data and of all results.
-      command_note: what follows the commands on the page.
-      hours: of two cores, for all commands; None for what needs more than a small machine.
+      command_note: text after the commands on the page.
+      hours: of two cores, for all commands; None if they need more than a small machine.
     """
 
     number: str
@@ -72,11 +69,7 @@ def _claims(section: dict[str, Any]) -> list[Claim]:
 
 
 def read() -> dict[str, Claim]:
-    """Return all claims by number, in order.
-
-    Raises:
-      ValueError: a claim is malformed, or has the number of another.
-    """
+    """Return all claims by number, in order; ValueError for a malformed or repeated one."""
     sections = [section for paper in _book()["papers"] for section in paper["sections"]]
     found = [one for section in sections for one in _claims(section)]
     numbers = [one.number for one in found]

@@ -1,8 +1,8 @@
-"""Figures of papers: named runs of a config by a number or a name, and how they are run.
+"""Figures of papers: named runs of a config by a number or a name.
 
-A run is in WORKDIR/runs under its own name, whichever figure it is in, so that figures in one
-WORKDIR share runs, also with the launchers (`xlm.launch.grids`), which lay the same folders out.
-Encoders of equal text, vocabulary and row length share these.
+A run is in WORKDIR/runs under its own name, whatever its figure. So figures in one WORKDIR share
+runs, also with the launchers (`xlm.launch.grids`), which have the same folders. Encoders of equal
+text, vocabulary and row length share these.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ RATES = {"udpos": "1e-3", "wikiann": "1e-3", "xnli": "1e-3"}
 
 
 class Point(NamedTuple):
-    """Place of a run in a plot: name, place on the axis, line that the point is on."""
+    """Place of a run in a plot: name, place on the axis, and line of the point."""
 
     run: str
     x: float
@@ -29,19 +29,18 @@ class Point(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """Runs that differ in what one figure or table of a paper is about.
+    """Runs that reproduce one figure or table of a paper.
 
     Attributes:
       title: question that it answers.
       place: figure, table or section of the paper.
       axis: label of x, with its unit.
-      points: the runs, by series.
       keys: keys of the config, or sections, in which the runs may differ.
       is_log: whether x is logarithmic.
-      ticks: labels of x, where it is no number.
+      ticks: labels of x, if it is not a number.
       paper: values of the paper by series and x.
-      measure: measure of these values.
-      note: origin of these values, and what the paper does not state.
+      measure: measure of the paper's values.
+      note: origin of these values, and settings that the paper omits.
     """
 
     title: str
@@ -76,8 +75,7 @@ class Figure:
 def places(lines: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
     """Return points, ticks and the paper's values of a figure with a place for each line.
 
-    Args:
-      lines: run, label, value of the paper, and series unless there is one.
+    A line has run, label, value of the paper, and with several series its series.
     """
     named = [(run, label, value, *(series or ["all"])) for run, label, value, *series in lines]
     paper: dict[str, dict[float, float]] = {}
@@ -91,16 +89,11 @@ def places(lines: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
 
 
 def study(title: str, config: str, figures: Mapping[str, Figure], *, is_small: bool) -> Study:
-    """Return the study of some figures.
+    """Return the study of some figures, by name.
 
-    Args:
-      title: of its report.
-      config: of the runs.
-      figures: by name.
-      is_small: whether encoders are of two layers, which learn tasks by other settings than large
-        ones.
+    Small encoders, of two layers, learn tasks with other settings than large ones (`is_small`).
     """
-    from research import figure_report  # which draws, and runs need not
+    from research import figure_report  # which draws; runs need no drawing
 
     names = tuple(dict.fromkeys(run for one in figures.values() for run in one.runs))
     return Study(
@@ -115,7 +108,6 @@ def study(title: str, config: str, figures: Mapping[str, Figure], *, is_small: b
 
 
 def _runs(plan: Plan, figures: Mapping[str, Figure], is_small: bool) -> Iterator[Run]:
-    """Plan the encoders and their tasks, seed by seed."""
     chosen = dict.fromkeys(run for one in plan.chosen["figures"] for run in figures[one].runs)
     for seed in plan.seeds or ():
         for name in chosen:
@@ -133,7 +125,7 @@ def encoder_run(plan: Plan, name: str, seed: int) -> Run:
 
 
 def _task(plan: Plan, task: str, run: Run, is_small: bool) -> Iterator[Run]:
-    """Plan a task of an encoder; nothing while it is unknown what languages it has."""
+    """Plan a task of an encoder; nothing while its languages are unknown."""
     name, config, one = run.name.partition("/")[2], plan.config(run.config), TASKS[task]
     known = plan.results.of(run.name).get(run.seed or 0, Result())
     languages = config.corpus.languages or tuple(known.get("losses/loss", ()))
@@ -148,6 +140,6 @@ def _task(plan: Plan, task: str, run: Run, is_small: bool) -> Iterator[Run]:
 
 
 def read(results: Results, name: str, seeds: Sequence[int] | None) -> Mapping[int, Result]:
-    """Return the results of a run with those of its tasks, whose metrics begin with TASK:."""
+    """Return the results of a run and its tasks; metrics of tasks begin with "TASK:"."""
     own = {f"{task}:": f"tasks/{task}/{name}" for task in TASKS}
     return results.joined({"": f"runs/{name}", **own}, seeds)

@@ -30,7 +30,7 @@ Found = Mapping[str, BySeed]  # results by run
 
 
 def parts(plan: Plan, figures: Mapping[str, Figure]) -> list[str]:
-    """Return the parts of a report on the figures that are chosen and have results."""
+    """Return the parts of a report on the chosen figures that have results."""
     made = []
     for name in plan.chosen["figures"]:
         figure = figures[name]
@@ -60,7 +60,7 @@ def _parts(figure: Figure, found: Found, state: str) -> list[str]:
 
 
 def missing(wanted: Sequence[str], seeds: Sequence[int] | None, found: Found) -> str:
-    """Describe which runs have no results, under some seeds or at all."""
+    """Describe the runs without results, under some seeds or at all."""
     absent = {
         run: [seed for seed in seeds or () if seed not in found.get(run, {})] for run in wanted
     }
@@ -75,9 +75,9 @@ def missing(wanted: Sequence[str], seeds: Sequence[int] | None, found: Found) ->
 
 
 def compared_tasks(found: Found) -> list[str]:
-    """Return the tasks that several runs have scores of, or the only run.
+    """Return the tasks with scores of several runs, or of the only run.
 
-    Figures share runs, so that one run may have scores of tasks that this figure has not.
+    Figures share runs, so a run may have scores of tasks of other figures.
     """
     number = {
         task: sum(any(scored(task, one) for one in by_seed.values()) for by_seed in found.values())
@@ -96,7 +96,6 @@ def metric(task: str) -> str:
 
 
 def every(found: Found) -> list:
-    """Return all results of all seeds."""
     return [one for by_seed in found.values() for one in by_seed.values()]
 
 
@@ -107,13 +106,13 @@ def bits(title: str, languages: Sequence[str] | None, **more) -> Column:
 
 
 def transfer(task: str, languages: Sequence[str], **more) -> Column:
-    """Return the mean score of a task over those of some languages without training data."""
+    """Return the mean score of a task over the languages without training data."""
     others = [name for name in languages if name != "en"]
     return Column(TASKS[task].title, mean(metric(task), others, scale=100), **more)
 
 
 def columns(found: Found) -> list[Column]:
-    """Return the measures that runs have, over the languages that all of them have."""
+    """Return the measures of runs, over their common languages."""
     common = shared_items(every(found), "losses/loss")
     made = [bits("bits/char", common, show="cell")]
     for name, group in (("high", HIGH), ("low", LOW)):
@@ -168,7 +167,7 @@ def _examples(task: str, found: Found) -> int:
 
 
 def _means(column: Column, found: Found) -> dict[str, float]:
-    """Return the mean over seeds of each run that has one."""
+    """Return the mean over seeds, for runs that have the measure."""
     some = {run: values(column.of, by_seed).values() for run, by_seed in found.items()}
     return {run: statistics.fmean(one) for run, one in some.items() if one}
 
@@ -240,7 +239,7 @@ def contrasts(figure: Figure, found: Found) -> str:
 
 
 def language_tables(found: Found) -> list[str]:
-    """Return tables: bits a character, and scores, of each language that all runs have."""
+    """Return tables of bits a character and scores of the common languages."""
     common = shared_items(every(found), "losses/loss")
     made = [pivot.matrix("bits/char", found, [bits(one, [one]) for one in common], "detectable")]
     for task in compared_tasks(found):

@@ -32,12 +32,8 @@ def shares(
 ) -> jax.Array:
     """Sum targets, predicted probability and loss of each class over positions, [3, number].
 
-    Args:
-      probabilities: [W, V] float32.
-      targets: [W] int32.
-      weights: [W] float32.
-      classes: [V] int32.
-      number: number of classes.
+    `probabilities` are [W, V] float32, `targets` [W] int32, `weights` [W] float32, and `classes`
+    [V] int32 below `number`.
     """
     own = jnp.take_along_axis(probabilities, targets[:, None], axis=1)[:, 0]
     add = functools.partial(jax.ops.segment_sum, num_segments=number)

@@ -1,4 +1,4 @@
-"""What is measured of a pre-training, from the folder of its run: the content of its results."""
+"""Measures of a pre-training, from the folder of its run: the content of its results."""
 
 import pathlib
 from typing import Any
@@ -8,7 +8,7 @@ from xlm.training.metrics import read_metrics
 
 
 def encoder(folder: pathlib.Path) -> dict[str, Any]:
-    """Return losses and retrieval by language, what is known of the vocabulary, minutes."""
+    """Return losses and retrieval by language, scores of the vocabulary, and minutes."""
     report = artifacts.read_json(folder / "report" / "results.json")
     losses = {
         language: {key: one[key] for key in ("loss", "unigram", "bits_per_character")}
@@ -33,7 +33,7 @@ def minutes(folder: pathlib.Path) -> float:
 
 
 def _vocabulary(path: pathlib.Path) -> dict[str, dict[str, Any]]:
-    """Return the scores of a vocabulary's own method by language; none of a given tokenizer."""
+    """Return the scores of a vocabulary's own method by language; {} for a given tokenizer."""
     if not path.exists():
         return {}
     allocation = artifacts.read_json(path)

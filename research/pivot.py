@@ -1,8 +1,8 @@
 """Tables of results in Markdown: a line for each run or group of runs, means over seeds.
 
-A `Line` has the results of a run by seed, a `Column` a measure of a result and how its values over
-seeds are shown. `table` makes one of both, with the least detectable difference of two lines below
-each column.
+A `Line` has the results of a run by seed, a `Column` a measure of a result and the form of its
+values over seeds. `table` joins both, with the least detectable difference of two lines below each
+column.
 """
 
 import dataclasses
@@ -21,9 +21,8 @@ class Line:
     """Line of a table.
 
     Attributes:
-      cells: what it is of: label, and more.
-      by_seed: results by seed.
-      reference: results by seed that it is compared with, seed by seed; none for itself.
+      cells: first cells: label, and more.
+      reference: results to compare with, seed by seed.
       is_settled: whether its spread counts for the detectable difference.
     """
 
@@ -38,14 +37,13 @@ class Column:
     """Column of a table, or two of them.
 
     Attributes:
-      title: header.
-      of: measure of a result; None where it has none.
+      of: measure of a result, or None.
       form: format of a number.
       show: "mean"; "range", also least to largest; "cell", both in one cell, with the number of
-        seeds where not all have a value; "change", the difference from the reference seed by seed,
-        and least to largest; "deviation", with the standard deviation and the number of seeds.
-      sign: 1 where more is better, -1 where less is; for plots and for what is best.
-      has_least: whether the detectable difference is shown.
+        seeds if some lack a value; "change", the difference from the reference seed by seed, and
+        least to largest; "deviation", with the standard deviation and the number of seeds.
+      sign: 1 if more is better, -1 if less is; for plots and for the best.
+      has_least: whether to show the detectable difference.
     """
 
     title: str
@@ -61,7 +59,7 @@ class Column:
 
 
 def values(of: Measure, by_seed: BySeed) -> dict[int, float]:
-    """Return the values of a measure by seed, of the seeds that have one."""
+    """Return the values of a measure by seed, without seeds that lack it."""
     found = {seed: of(result) for seed, result in by_seed.items()}
     return {seed: one for seed, one in found.items() if one is not None}
 
@@ -106,12 +104,10 @@ def table(
     among: Sequence[Line] | None = None,
     more: Iterable[Sequence[str]] = (),
 ) -> str:
-    """Return a Markdown table.
+    """Return a Markdown table; results may lack some measures.
 
     Args:
       header: titles of the cells of the lines.
-      lines: the lines, whose results may lack some measures.
-      columns: the measures.
       detectable: label of the line of detectable differences; "" for no such line.
       among: lines whose spread counts for it, by default those of the table.
       more: further lines, as cells, after it.
@@ -146,13 +142,7 @@ def matrix(
 
 
 def highest(of: Callable[[Result], Mapping[str, float]], by_seed: BySeed, form: str) -> str:
-    """Return the item with the highest mean over seeds, and that mean.
-
-    Args:
-      of: values of a result by item.
-      by_seed: results.
-      form: format of the mean.
-    """
+    """Return the item with the highest mean over seeds, and that mean; `of` has values by item."""
     some = [of(result) for result in by_seed.values()]
     means = {name: statistics.fmean(one[name] for one in some) for name in some[0]}
     name = max(means, key=lambda one: means[one])
@@ -160,5 +150,5 @@ def highest(of: Callable[[Result], Mapping[str, float]], by_seed: BySeed, form: 
 
 
 def difference(metric: str, less: str) -> Callable[[Result], dict[str, float]]:
-    """Return a function: a metric less another, by item."""
+    """Return the function of a metric less another, by item."""
     return lambda result: {name: one - result[less][name] for name, one in result[metric].items()}

@@ -1,16 +1,16 @@
-"""Parallel text with planted defects, to see whether a report on pairs finds them.
+"""Parallel text with planted defects, to test whether a report on pairs finds them.
 
     python -m research.planted_defects --data=DATA --folder=tatoeba_bitext --output=DIR \\
         --defects=shuffled:de-fr,near_copies:en-nl,wrong_language:es-it:fi
 
-DIR links to everything in DATA but the pairs named, whose files, `<a>-<b>.tsv` (also compressed),
-are written with a damaged second column:
+DIR links to everything in DATA except the named pairs. It has their files, `<a>-<b>.tsv` (also
+compressed), with a damaged second column:
 
 - `shuffled`: sentences change places, so that none is the translation beside it.
 - `near_copies`: the first column with a few letters exchanged.
 - `wrong_language`: sentences of a third language, from the other pairs of the folder.
 
-So DIR takes the place of DATA in a config, and DATA stays as it is. The same seed gives the same
+So DIR takes the place of DATA in a config, and DATA is unchanged. The same seed gives the same
 files.
 """
 
@@ -30,7 +30,7 @@ from input_pipeline import text_files
 from xlm.common import artifacts, entry_point
 
 KINDS = ("shuffled", "near_copies", "wrong_language")
-# Share of the letters of a near copy that are exchanged, at least one in each sentence.
+# Exchanged share of the letters of a near copy, at least one in each sentence.
 _EXCHANGED = 0.05
 
 Row = tuple[str, ...]
@@ -52,11 +52,7 @@ class Defect(NamedTuple):
 
 
 def parse(text: str) -> Defect:
-    """Return the defect of KIND:PAIR, or wrong_language:PAIR:LANGUAGE.
-
-    Raises:
-      ValueError: the text is neither.
-    """
+    """Return the defect of KIND:PAIR, or wrong_language:PAIR:LANGUAGE; else raise ValueError."""
     kind, _, rest = text.partition(":")
     pair, _, language = rest.partition(":")
     if kind not in KINDS or not pair or bool(language) != (kind == "wrong_language"):
@@ -68,18 +64,10 @@ def parse(text: str) -> Defect:
 
 
 def damaged(defect: Defect, rows: Sequence[Row], wrong: Sequence[str], seed: int) -> list[Row]:
-    """Return the rows of a pair with the second column damaged.
+    """Return the `rows` of two cells of a pair with the second column damaged.
 
-    Rows with an empty cell are left as they are. A pure function of its arguments.
-
-    Args:
-      defect: kind and pair; both are part of the seed.
-      rows: two cells each.
-      wrong: sentences of the wrong language, repeated where they are too few.
-      seed: of the choices.
-
-    Raises:
-      ValueError: there is too little text for this defect.
+    Rows with an empty cell stay unchanged. `wrong` are sentences of the wrong language, repeated if
+    they are too few. Raise ValueError if there is too little text for this defect.
     """
     rng = random.Random(f"{seed} {defect.kind} {defect.pair}")
     full = [i for i, row in enumerate(rows) if all(row)]
@@ -102,7 +90,7 @@ def damaged(defect: Defect, rows: Sequence[Row], wrong: Sequence[str], seed: int
     if sum(old != one for old, one in zip(targets, new, strict=False)) < len(full) / 2:
         raise ValueError(
             f"{defect.pair} has too little text for {defect.kind}: most of its {len(full)} rows "
-            "would stay as they are; choose another pair"
+            "would stay unchanged; choose another pair"
         )
     result = list(rows)
     for i, text in zip(full, new, strict=False):
@@ -133,18 +121,10 @@ def _near_copy(text: str, counts: Mapping[str, int], rng: random.Random) -> str:
 def plant(
     data: pathlib.Path, folder: str, output: pathlib.Path, defects: Sequence[Defect], seed: int
 ) -> None:
-    """Write the corpus with defects to `output`.
+    """Write the corpus with defects of the pair files in `folder`, below `data`, to `output`.
 
-    Args:
-      data: root of a corpus.
-      folder: of pair files, below `data`.
-      output: root of the new corpus, outside `data`.
-      defects: one or none for each pair.
-      seed: of the choices.
-
-    Raises:
-      ValueError: a pair is named twice or does not exist, a file is malformed, there is too little
-        text, or `output` is in `data`. Nothing is planted.
+    Raise ValueError, and write nothing, if a pair is named twice or does not exist, a file is
+    malformed, there is too little text, or `output` is in `data`.
     """
     files = _pair_files(data / folder)
     _check(defects, files, data / folder)
@@ -188,7 +168,6 @@ def _check(defects: Sequence[Defect], files: dict[str, pathlib.Path], folder: pa
 
 
 def _damaged_file(defect: Defect, files: dict[str, pathlib.Path], seed: int) -> list[list[Row]]:
-    """Return the documents of a damaged pair."""
     documents = _documents(files[defect.pair])
     wrong = [
         text
@@ -202,12 +181,10 @@ def _damaged_file(defect: Defect, files: dict[str, pathlib.Path], seed: int) -> 
 
 
 def _column(path: pathlib.Path, side: int) -> list[str]:
-    """Return the sentences of one side."""
     return [row[side] for document in _documents(path) for row in document if row[side]]
 
 
 def _documents(path: pathlib.Path) -> list[list[Row]]:
-    """Read the rows of each document of a file of pairs."""
     rows = text_files.open_parallel(path)[1]
     return [list(found) for is_row, found in itertools.groupby(rows, bool) if is_row]
 
@@ -215,7 +192,7 @@ def _documents(path: pathlib.Path) -> list[list[Row]]:
 def _link(
     data: pathlib.Path, parts: Sequence[str], output: pathlib.Path, but: Collection[str]
 ) -> None:
-    """Link everything of `data` into `output`, but the files `but` of the folder at `parts`."""
+    """Link everything of `data` into `output`, except the files `but` of the folder at `parts`."""
     output.mkdir(parents=True, exist_ok=True)
     for path in data.iterdir():
         if parts and path.name == parts[0]:

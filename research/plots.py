@@ -21,13 +21,13 @@ class Panel:
     """Part of a plot.
 
     Attributes:
-      title: above it.
       series: values of the seeds by series and x, or by label and place.
       marks: values of lines across it, by label.
       x, y: labels of the axes.
-      ticks: labels of x; of an axis of names, which has no order and so no lines.
+      ticks: labels of x.
       is_log: whether x is logarithmic.
       is_band: whether the range of seeds is a band, not dots.
+      has_names: whether x has names, which have no order and so no lines.
       xlim: limits of the horizontal axis.
     """
 
@@ -150,7 +150,7 @@ def _show_seeds(axes: plt.Axes, values: Sequence[float], place: int, size: float
 
 
 def _figure(count: int, columns: int, size: tuple[float, float]) -> tuple[plt.Figure, list]:
-    """Return a figure of panels in rows of some columns, those not needed switched off."""
+    """Return a figure of panels in rows of some columns, without unused panels."""
     columns = min(columns, count)
     rows = math.ceil(count / columns)
     figure, panels = plt.subplots(

@@ -10,8 +10,7 @@ from xlm.common import artifacts
 def text(plan: Plan) -> str:
     """Return a report in Markdown; its plots go to the plan's folder, if it has one.
 
-    Raises:
-      ValueError: there are no finished runs.
+    Raise ValueError if there are no finished runs.
     """
     parts = plan.study.report(plan)
     if not parts:
@@ -26,15 +25,14 @@ def write(
     workdir: pathlib.Path | None = None,
     folder: pathlib.Path | None = None,
 ) -> str:
-    """Write a report and return it.
+    """Write a report of a study and return it.
 
     Args:
-      name: of the study.
-      arguments: see `study.plan`; without `seeds=` all are reported.
+      arguments: see `study.plan`; without `seeds=` it reports all.
       workdir: of the runs; None for the records.
       folder: of report and plots; None to write nothing.
     """
-    if workdir:  # with the recorded results that the last call took for done
+    if workdir:  # with recorded results that the last call counted as done
         rows = [*results.read(workdir / results.RESULTS), *results.in_folder(workdir)]
     else:
         rows = list(results.read(results.RECORDS / f"{name}.jsonl", name))

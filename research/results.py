@@ -1,13 +1,12 @@
 """Results of studies in one long form: a row for each value of a run under a seed.
 
 A row is a line of JSON: study, run, seed, metric, item (a language, pair, direction or step; "" for
-none), value, and where it is from: overrides, commit, command, time. A run's rows are in its
-folder, `measured.jsonl`; those of all runs are in `results.jsonl` of the working directory, and
-those kept in the repository in `research/records`.
+none), value, and origin: overrides, commit, command, time. A run's rows are in its folder,
+`measured.jsonl`. The rows of all runs are in `results.jsonl` of the working directory, kept rows in
+`research/records`.
 
-Records of before 2026-11-29 are in another form, a result file of a run a line: `path`, `content`,
-`commit` and `time`, with numbers of six significant digits. They are kept as they are, and `rows`
-reads both.
+Records before 2026-11-29 have another form, a result file of a run a line: `path`, `content`,
+`commit` and `time`, with numbers of six significant digits. `read` reads both.
 """
 
 import datetime
@@ -35,7 +34,7 @@ _METRICS = {
     "loss", "unigram", "below", "curve", "auc_curve", "auc", "excess", "before", "after",
     "divergences",
 }  # fmt: skip
-# Keys that tell the entries of a list apart.
+# Keys that name the entries of a list.
 _NAMES = ("data", "measure", "pair", "id", "split", "averaged", "beams")
 
 
@@ -58,7 +57,7 @@ class Result(dict[str, dict[str, Any]]):
     """Values of a run under a seed, by metric and item."""
 
     def one(self, metric: str) -> Any:
-        """Return the value of a metric without items; None if there is none."""
+        """Return the value of a metric without items, or None."""
         return self.get(metric, {}).get("")
 
 
@@ -73,7 +72,6 @@ class Results:
         self.update(rows)
 
     def update(self, rows: Iterable[Row]) -> None:
-        """Add rows."""
         for row in rows:
             of_run = self._runs.setdefault(row.run, {})
             result = of_run.setdefault(-1 if row.seed is None else row.seed, Result())
@@ -92,11 +90,9 @@ class Results:
         return {s: found[s] for s in (sorted(found) if seeds is None else seeds) if s in found}
 
     def joined(self, runs: Mapping[str, str], seeds: Sequence[int] | None = None) -> BySeed:
-        """Return the results of runs that belong together, under the seeds of the first of them.
+        """Return the joined results of runs, under the seeds of the first.
 
-        Args:
-          runs: names by the prefix of their metrics.
-          seeds: some seeds; None for all.
+        `runs` are names by the prefix of their metrics. None stands for all seeds.
         """
         first = next(iter(runs.values()))
         return {
@@ -109,7 +105,7 @@ class Results:
         }  # fmt: skip
 
     def merged(self, runs: Sequence[str], seeds: Sequence[int] | None = None) -> BySeed:
-        """Return the results of runs whose items differ, such as one of each language, as one."""
+        """Return the results of runs with different items, such as one per language, as one."""
         found: dict[int, Result] = {}
         for run in runs:
             for seed, result in self.of(run, seeds).items():
@@ -121,13 +117,9 @@ class Results:
 def mean(
     metric: str, items: Sequence[str] | None = None, *, less: str = "", scale: float = 1.0
 ) -> Callable[[Result], float | None]:
-    """Return a measure: the mean of a metric over items, or all that it has; None without one.
+    """Return a measure: the mean of a metric over items, by default all, or None without one.
 
-    Args:
-      metric: name of the metric.
-      items: of the mean.
-      less: metric that is subtracted.
-      scale: factor, such as 100 for per cent.
+    It subtracts the metric `less`, and multiplies by `scale`, such as 100 for per cent.
     """
 
     def of(result: Result) -> float | None:
@@ -143,7 +135,7 @@ def mean(
 
 
 def shared_items(some: Iterable[Result], metric: str) -> list[str]:
-    """Return the items that all results with a metric have of it, in order."""
+    """Return the common items of all results with a metric, in order."""
     sets = [set(result[metric]) for result in some if metric in result]
     return sorted(set.intersection(*sets)) if sets else []
 
@@ -176,7 +168,7 @@ def flat(content: Any, metric: tuple[str, ...] = (), item: tuple[str, ...] = ())
 
 
 def run_of(path: str) -> tuple[str, int | None]:
-    """Return run and seed of the path of a result file; ("", None) of a state of training."""
+    """Return run and seed of the path of a result file; ("", None) for a state of training."""
     *parts, _ = path.split("/")
     places = [place for place, part in enumerate(parts) if _SEED.fullmatch(part)]
     if not places:
@@ -189,10 +181,10 @@ def run_of(path: str) -> tuple[str, int | None]:
 
 
 def read(path: pathlib.Path, study: str = "") -> Iterator[Row]:
-    """Yield the rows of a file of either form; none if there is no such file."""
+    """Yield the rows of a file of either form, if it exists."""
     if not path.exists():
         return
-    # Not splitlines(), which also cuts at what JSON leaves as it is, such as U+2028.
+    # Not splitlines(), which also cuts at characters that JSON keeps, such as U+2028.
     for line in filter(None, path.read_text(encoding="utf-8").split("\n")):
         found = json.loads(line)
         if "metric" in found:
@@ -212,16 +204,13 @@ def in_folder(workdir: pathlib.Path) -> list[Row]:
 
 
 def write(path: pathlib.Path, rows: Iterable[Row]) -> None:
-    """Write rows, which a reader finds whole or not at all."""
+    """Write rows, atomically."""
     lines = (json.dumps(row._asdict(), ensure_ascii=False) + "\n" for row in rows)
     artifacts.write_text(path, "".join(lines))
 
 
 def keep(study: str, workdir: pathlib.Path) -> int:
-    """Add the results of a working directory to the records of a study; return how many runs.
-
-    A run that is recorded already stays as it is.
-    """
+    """Add the new runs of a working directory to a study's records; return their number."""
     record = RECORDS / f"{study}.jsonl"
     known = Results(read(record))
     new = [row for row in in_folder(workdir) if (row.run, row.seed) not in known]
@@ -232,7 +221,7 @@ def keep(study: str, workdir: pathlib.Path) -> int:
 
 
 def commit() -> str:
-    """Return the commit of the code, with a mark if files differ from it."""
+    """Return the commit of the code, with a mark for changed files."""
     command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     return done.stdout.strip() or "unknown"

@@ -1,10 +1,10 @@
 """Execution of a study's runs: commands as parallel processes, one core each, and resume.
 
-A run is done when its folder has `measured.jsonl`, which is written last. The runner plans the runs
-of a study, begins those without results whose needs are done, in order, and plans again after each:
-so a second call with the same WORKDIR does what is missing. What a result needs, such as an
-encoder, is made again only where the result is missing. Commands keep their own state too, so that
-a training that was stopped goes on at its last checkpoint.
+A run is done when its folder has `measured.jsonl`, written last. The runner plans the runs of a
+study, begins runs without results whose needs are done, in order, and plans again after each. So a
+second call with the same WORKDIR does the missing runs. It rebuilds the needs of a result, such as
+an encoder, only if the result is missing. Commands keep their own state, too: a stopped training
+resumes at its last checkpoint.
 """
 
 import concurrent.futures
@@ -41,19 +41,16 @@ _running: set[subprocess.Popen] = set()
 _asked: list[int] = []
 _before: dict[int, Any] = {}
 
-# 1. Processes, which are asked to stop when this one is.
+# 1. Processes, which stop together with this one.
 
 
 @contextlib.contextmanager
 def stopped_together() -> Iterator[None]:
-    """On SIGTERM or Ctrl-C ask the running processes to stop, and stop where the block ends.
+    """On SIGTERM or Ctrl-C ask the running processes to stop, and stop at the end of the block.
 
-    A stage saves its state on SIGTERM (`xlm.training.signals`). If the runner ended by itself, the
-    stage would go on, and that of the next sitting would find its folder taken. The outermost block
-    of the main thread does so; those in it, and in other threads, do nothing.
-
-    Raises:
-      SystemExit: with `EXIT_STOPPED`, since a signal came during the block.
+    A stage saves its state on SIGTERM (`xlm.training.signals`). If only the runner ended, the stage
+    would continue and keep its folder locked. Inner blocks, and blocks of other threads, do
+    nothing. After a signal, raise SystemExit with `EXIT_STOPPED`.
     """
     if _before or threading.current_thread() is not threading.main_thread():
         yield
@@ -75,8 +72,8 @@ def _stop(number: int, frame: FrameType | None) -> None:
     logging.warning("%s: stopping what runs", signal.Signals(number).name)
     _asked.append(number)
     for process in tuple(_running):
-        # For Ctrl-C, too: a terminal has sent it to them already, and a second one would end them
-        # before they have saved.
+        # For Ctrl-C, too: the terminal has sent it to them already, and a second one would end them
+        # before they save.
         process.terminate()
     if number == signal.SIGINT:
         signal.signal(number, signal.default_int_handler)
@@ -85,11 +82,9 @@ def _stop(number: int, frame: FrameType | None) -> None:
 def execute(
     command: Sequence[str], log: pathlib.Path, environment: Mapping[str, str] | None = None
 ) -> None:
-    """Run a command of this repository, with its output appended to a log.
+    """Run a command of this repository, and append its output to a log.
 
-    Raises:
-      ValueError: the command failed.
-      SystemExit: the command, or this process, was asked to stop.
+    Raise ValueError if it fails, SystemExit if it or this process was asked to stop.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with stopped_together(), open(log, "a", encoding="utf-8") as file:
@@ -162,10 +157,10 @@ def do(run: Run, plan: Plan, workdir: pathlib.Path, command: str, *, one_thread:
 
 
 def claim(workdir: pathlib.Path, config: ConfigDict) -> artifacts.Stage:
-    """Refuse a working directory whose runs are of another config or other text.
+    """Refuse a working directory with runs of another config or other text.
 
-    A finished run is not done again, and would pass for one of the settings of now. Text that was
-    moved is the same: names and sizes of its files are compared, and the stages record a digest.
+    Its finished runs would count as runs of the present settings. Moved text is the same text: only
+    names and sizes of its files are compared, and the stages record a digest.
     """
     spec = data.corpus_spec(config)
     paths = {one.path for one in sources.find_text(spec)}
@@ -173,12 +168,12 @@ def claim(workdir: pathlib.Path, config: ConfigDict) -> artifacts.Stage:
     sizes = sorted((os.path.relpath(path, spec.root), path.stat().st_size) for path in paths)
     settings = config.to_dict()
     for section, key in (("corpus", "root"), ("vocab", "num_workers"), ("store", "num_workers")):
-        del settings[section][key]  # which change no result
+        del settings[section][key]  # these change no result
     return artifacts.open_stage(workdir, {**settings, "text": artifacts.fingerprint(sizes)})
 
 
 class _Pool:
-    """Workers, each pinned to a core of its own if that is asked for."""
+    """Workers, with `pin` on a core each."""
 
     def __init__(self, workers: int, pin: bool):
         available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
@@ -205,19 +200,14 @@ def run(
     workers: int = 2,
     pin: bool = True,
 ) -> None:
-    """Execute the missing runs of a study.
+    """Execute the missing runs of a study, `workers` at a time; `arguments` as in `study.plan`.
 
     Args:
-      name: of the study.
-      arguments: see `study.plan`.
-      data: folder of the data.
-      workdir: of the runs.
       with_records: whether runs in the records count as done.
-      workers: runs at a time.
       pin: whether each run has one core and one thread.
 
     Raises:
-      ValueError: runs failed; all others have been executed.
+      ValueError: runs failed; it executes all others first.
       SystemExit: this process, or a run, was asked to stop.
     """
     recorded = list(results.read(results.RECORDS / f"{name}.jsonl", name)) if with_records else []
@@ -236,7 +226,7 @@ def run(
 def _execute_all(
     plan: Plan, workdir: pathlib.Path, command: str, pool: _Pool, pin: bool
 ) -> dict[tuple[str, int | None], str]:
-    """Begin runs as their needs are done, until none can be; return the errors of failed ones."""
+    """Begin runs whose needs are done, until there are none; return the errors of failed runs."""
     failed: dict[tuple[str, int | None], str] = {}
     begun: dict[concurrent.futures.Future, Run] = {}
     with stopped_together(), pool.threads:
@@ -264,11 +254,11 @@ def _execute_all(
 
 
 def _timed(run: Run, plan: Plan, workdir: pathlib.Path, command: str, pin: bool) -> str:
-    """Execute a run; return the message of its error, which stops no other one."""
+    """Execute a run; return the message of its error, which stops no other run."""
     begin = time.monotonic()
     try:
         do(run, plan, workdir, command, one_thread=pin)
-    except ValueError as error:  # of what the user gave, and says it all
+    except ValueError as error:  # user input; the message suffices
         return str(error)
     except Exception as error:
         logging.error("a run has failed", exc_info=error)
@@ -278,12 +268,12 @@ def _timed(run: Run, plan: Plan, workdir: pathlib.Path, command: str, pin: bool)
 
 
 def is_made(run: Run, workdir: pathlib.Path) -> bool:
-    """Whether the folder of a run is there and whole."""
+    """Return whether the folder of a run is complete."""
     return (workdir / run.folder / results.MEASURED).exists()
 
 
 def needed(plan: Plan, workdir: pathlib.Path) -> list[Run]:
-    """Return the runs to do: those without results, each after what it needs and is not there."""
+    """Return the runs without results, each after its missing needs."""
     found: dict[tuple[str, int | None], Run] = {}
 
     def add(run: Run) -> None:

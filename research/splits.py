@@ -1,12 +1,12 @@
-"""Training data of tasks in other languages than English, made of their development data.
+"""Training data of tasks in other languages than English, from their development data.
 
     python -m research.splits --data=DATA --output=FOLDER --tasks=udpos,xnli --languages=de,en
 
-Of each file in its own order, POS is trained on the first nine tenths of the development data and
-selected on the last, and tested on the test data; NER and XNLI are trained on the first six tenths
-of the development data, selected on the next and tested on the last three, since there is no other.
-XNLI's files are translations of one another, line by line, so training on all of them is the
-papers' translate-train-all; its 830 premises have three lines each, and no split divides one.
+Files keep their order. POS trains on the first nine tenths of the development data, selects on the
+last, and tests on the test data. NER and XNLI have no other data: they train on the first six
+tenths of the development data, select on the next and test on the last three. XNLI's files are
+line-by-line translations, so training on all of them is the papers' translate-train-all. Its 830
+premises have three lines each, and no split divides one.
 """
 
 import pathlib
@@ -44,7 +44,7 @@ SPLITS = {
     "wikiann": _of_dev("wikiann_ner"),
     "xnli": _of_dev("xnli"),
 }
-# Tasks whose files are tables with a header, an example a line; in others a blank line ends one.
+# Tasks whose files are tables with a header, an example a line; in others a blank line ends each.
 _TABLES = ("xnli",)
 
 
@@ -75,10 +75,9 @@ def part(examples: Sequence[str], share: Share) -> Sequence[str]:
 def write(
     data: pathlib.Path, output: pathlib.Path, tasks: Sequence[str], languages: Sequence[str]
 ) -> None:
-    """Write all splits of some tasks, in those of the languages that a task has.
+    """Write all splits of some tasks, for the `languages` that a task has.
 
-    Raises:
-      ValueError: a task has none of the languages, or a file is empty or damaged.
+    Raise ValueError if a task has none of them, or a file is empty or damaged.
     """
     for task in tasks:
         own = SPLITS[task].items()

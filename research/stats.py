@@ -1,4 +1,4 @@
-"""Means and spreads over seeds, and the least differences that so many seeds can tell."""
+"""Means and spreads over seeds, and the least significant differences."""
 
 import math
 import statistics
@@ -10,15 +10,10 @@ import scipy.stats
 def least_detectable(groups: Iterable[Sequence[float]]) -> float | None:
     """Return the least difference of two runs that is significant at 5 %.
 
-    That is t sqrt(2/n) s, with s the standard deviation of seeds, pooled over the runs, n the
-    harmonic mean of the runs' numbers of seeds, so that 2/n is the mean of 1/n_a + 1/n_b over pairs
-    of runs a and b, and t the quantile of as many degrees of freedom as s has.
-
-    Args:
-      groups: values of each run, by seed.
-
-    Returns:
-      The difference; None where no run has two seeds.
+    It is t sqrt(2/n) s, or None if no run has two seeds. s is the standard deviation of seeds,
+    pooled over the runs. n is the harmonic mean of the runs' numbers of seeds, so that 2/n is the
+    mean of 1/n_a + 1/n_b over pairs of runs a and b. t is the quantile for the degrees of freedom
+    of s.
     """
     found = [group for group in groups if group]
     freedom = sum(len(group) - 1 for group in found)
@@ -30,7 +25,7 @@ def least_detectable(groups: Iterable[Sequence[float]]) -> float | None:
 
 
 def least_detectable_change(changes: Sequence[float]) -> float | None:
-    """Return the least mean change that is significant at 5 %, where each seed is its own control.
+    """Return the least mean change that is significant at 5 %, with each seed as its own control.
 
     That is t s / sqrt(n), with s the standard deviation of the changes of n seeds and t the
     quantile of n - 1 degrees of freedom; None with less than two seeds.
@@ -48,7 +43,7 @@ def significant_correlation(count: int) -> float:
 
 
 def correlation(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """Return Pearson's correlation; NaN where one side is constant, as of a tagger that fails."""
+    """Return Pearson's correlation; NaN if one side is constant, as for a tagger that fails."""
     if len(set(xs)) == 1 or len(set(ys)) == 1:
         return math.nan
     return statistics.correlation(xs, ys)

@@ -1,9 +1,9 @@
-"""A study: named runs, what they need, what is measured of them, and how it is reported.
+"""A study: named runs, their needs, measures and report.
 
-A study is a module of `research/studies` with a `STUDY`. Its `runs` are planned from what is
-measured so far, so that a run may depend on results, such as a learning rate that another run has
-chosen: the runner asks again after each run (`research.runner`). Folders are written as the words
-DATA and WORKDIR, which the runner replaces.
+A study is a module of `research/studies` with a `STUDY`. It plans its `runs` from the results so
+far. So a run may depend on results, such as a learning rate that another run chose: the runner asks
+again after each run (`research.runner`). The words DATA and WORKDIR stand for folders, and the
+runner replaces them.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from xlm.launch import grids
 
 STUDIES = pathlib.Path(__file__).resolve().parent / "studies"
 _OF_DATA = ("corpus.", "vocab.", "store.")
-# The split of the text of which research/records are.
+# Split of the text in research/records.
 TEXT_OF_RECORDS = {
     "corpus.heldout_by": "position", "corpus.deduplicate": False, "corpus.block_bytes": 0,
 }  # fmt: skip
@@ -31,7 +31,7 @@ class Step:
 
     Attributes:
       words: script or module, and flags.
-      overrides: keys of the config that are of this command alone.
+      overrides: keys of the config for this command only.
       has_config: whether it takes --config, the run's overrides and --workdir.
     """
 
@@ -45,15 +45,13 @@ class Run:
     """Commands in a folder of their own, WORKDIR/NAME or WORKDIR/NAME/seedN.
 
     Attributes:
-      name: of the run.
-      seed: of parameters, masks and order; None for what has none.
-      steps: its commands.
+      seed: of parameters, masks and order; None for a run without.
       config: value of --config.
-      overrides: keys of the config that differ, by key.
-      links: what of other folders is linked into its own: path below WORKDIR by name.
-      needs: runs that must have ended.
-      measure: returns the content of its results, given its folder; None for a run that others need
-        and that has none.
+      overrides: changed keys of the config.
+      links: links in its folder, by name, to paths below WORKDIR.
+      needs: runs that must end first.
+      measure: returns the content of its results, given its folder; None for a run without results
+        that others need.
     """
 
     name: str
@@ -82,17 +80,15 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is asked of a study.
+    """Request to a study.
 
     Attributes:
-      name: of the study.
-      study: the study.
       chosen: values of its options.
       seeds: to run, or to report; None to report all.
-      results: what is measured.
+      results: results so far.
       data: folder of the data; None for a report.
       overrides: keys of the config of all pre-trainings.
-      folder: of the plots of a report; None for tables alone.
+      folder: of the plots of a report; None for tables only.
     """
 
     name: str
@@ -116,17 +112,12 @@ class Plan:
         return found
 
     def tested(self, pattern: str, languages: Iterable[str], remedy: str) -> tuple[str, ...]:
-        """Return the languages that a task has test data in.
+        """Return the languages of the pre-training in which a task has test data.
 
-        Args:
-          pattern: of the test file of a language below DATA, with {} for it.
-          languages: of the pre-training.
-          remedy: for the error message.
-
-        Raises:
-          ValueError: there are none.
+        {} in the `pattern` of test files below DATA stands for the language. Without any, raise
+        ValueError with `remedy`.
         """
-        assert self.data, "only runs are planned by the data"
+        assert self.data, "reports have no data"
         found = tuple(name for name in languages if (self.data / pattern.format(name)).exists())
         if not found:
             raise ValueError(
@@ -138,12 +129,7 @@ class Plan:
     def best(self, names: Mapping[str, str], metric: str) -> str | None:
         """Return the choice whose run has most of a metric under the first seed.
 
-        Args:
-          names: runs by choice.
-          metric: without items.
-
-        Returns:
-          The choice; None while a result is missing.
+        `names` are runs by choice. Return None while a result is missing.
         """
         found = {
             choice: self.results.of(name).get(self.first_seed) for choice, name in names.items()
@@ -169,10 +155,10 @@ class Study:
     Attributes:
       title: of its report.
       config: value of --config of its pre-trainings, with DATA.
-      runs: plans its runs, those first that are to be begun first; see `Plan`.
+      runs: plans its runs, in the order of their start; see `Plan`.
       report: makes the parts of its report.
-      options: values by name of option, all by default.
-      known: allowed values of those options that have a list of them.
+      options: default values by name of option.
+      known: allowed values of options with a list of them.
       seeds: by default.
       overrides: keys of the config of all pre-trainings.
     """
@@ -193,22 +179,16 @@ def names() -> list[str]:
 
 
 def find(name: str) -> Study:
-    """Return a study.
-
-    Raises:
-      ValueError: there is no such study.
-    """
+    """Return a study; ValueError if it does not exist."""
     if name not in names():
         raise ValueError(f"there is no study {name!r}; there are {', '.join(names())}")
     return importlib.import_module(f"research.studies.{name}").STUDY
 
 
 def plan(name: str, arguments: Sequence[str], **more: Any) -> Plan:
-    """Return the plan of a study by arguments such as `figures=alpha`, `seeds=0,1` and
-    `config.train.num_steps=20`.
+    """Return the plan of a study by arguments, such as `figures=alpha` and `seeds=0,1`.
 
-    Raises:
-      ValueError: an option, or a value of one, is unknown.
+    `config.train.num_steps=20` changes a key. Raise ValueError for an unknown option or value.
     """
     study = find(name)
     chosen, seeds, overrides = dict(study.options), more.pop("seeds", study.seeds), {}
@@ -221,7 +201,9 @@ def plan(name: str, arguments: Sequence[str], **more: Any) -> Plan:
             seeds = tuple(map(int, values))
         elif not equals or key not in study.options:
             options = ", ".join([*study.options, "seeds", "config.KEY"])
-            raise ValueError(f"{argument!r} is no option of {name}=VALUE,...; it has {options}")
+            raise ValueError(
+                f"{argument!r} is not an option of {name}; give {options} as KEY=VALUE"
+            )
         elif unknown := sorted(set(values) - set(study.known.get(key, values))):
             raise ValueError(
                 f"{key}: no {', '.join(unknown)}; there are {', '.join(study.known[key])}"
@@ -232,11 +214,7 @@ def plan(name: str, arguments: Sequence[str], **more: Any) -> Plan:
 
 
 def _typed(config: str, key: str, text: str) -> Any:
-    """Return a value for a key of a config, of the type that it has there.
-
-    Raises:
-      ValueError: there is no such key, or the value is of another type.
-    """
+    """Return a value of a key's type; ValueError for an unknown key or a value of another type."""
     found: Any = load(config, "DATA")
     for part in key.split("."):
         if part not in found:
@@ -249,7 +227,7 @@ def _typed(config: str, key: str, text: str) -> Any:
 
 
 def load(config: str, data: str) -> ConfigDict:
-    """Return the config of a value of --config, with a folder for DATA."""
+    """Return the config of a value of --config, with the folder `data` for DATA."""
     return grids.load(config.replace("DATA", data))
 
 
@@ -257,7 +235,7 @@ def load(config: str, data: str) -> ConfigDict:
 
 
 def data_run(config: ConfigDict, argument: str, overrides: Mapping[str, Any]) -> Run:
-    """Return the run of a vocabulary and packed rows, one for all with equal settings of these."""
+    """Return the run of a vocabulary and packed rows, one for all equal settings of these."""
     own = {key: value for key, value in overrides.items() if key.startswith(_OF_DATA)}
     steps = (Step(("build_vocab.py",)), Step(("prepare_data.py",)))
     return Run(grids.data_folder(config), None, steps, argument, own)

@@ -1,9 +1,8 @@
-"""Tasks that encoders of studies are fine-tuned on: trained on English, tested in other languages.
+"""Fine-tuning tasks of studies: trained on English, tested in other languages.
 
 Embeddings are frozen, so that tokens of other languages keep their neighbours. English development
-data select the parameters; WikiANN's, for want of another set, are its English test as well, so
-that means leave English out. Tatoeba needs no training; its layer is fixed, two thirds up as in
-XTREME, since there is no development set.
+data select the parameters. WikiANN has no other English test set, so means leave English out.
+Tatoeba needs no training. Without a development set its layer is fixed, two thirds up as in XTREME.
 """
 
 import dataclasses
@@ -24,12 +23,11 @@ class Task:
     """Downstream task.
 
     Attributes:
-      title: title in tables.
-      metric: that is reported.
+      metric: reported metric.
       test: pattern of its test files below the data folder.
       epochs: of fine-tuning; 0 for retrieval.
       change: changed keys of its config.
-      unseen: title and pattern of test files in languages that no encoder has seen; None for none.
+      unseen: title and pattern of test files in languages that no encoder has seen.
     """
 
     title: str
@@ -56,7 +54,7 @@ def tuning_keys(task: Task, rate: str) -> dict[str, Any]:
     """Return the keys of fine-tuning that differ from a task's config, at a learning rate."""
     return {
         **task.change,
-        "task.text_pooling": "mean",  # after so few steps <s> holds nothing of its text
+        "task.text_pooling": "mean",  # after so few steps <s> knows nothing of its text
         "optimizer.frozen": ("embeddings",),
         "optimizer.learning_rate": float(rate),
         "model.attention_dropout_rate": 0.0,
@@ -79,16 +77,10 @@ def task_run(
     languages: Sequence[str],
     needs: tuple[Run, ...] = (),
 ) -> Run:
-    """Return the run of a task from an encoder.
+    """Return the run of a task from an encoder, with a `change` of keys of the task's config.
 
-    Args:
-      plan: of the study.
-      name: of the run.
-      task: a key of `TASKS`.
-      encoder: run of the pre-training.
-      change: keys that differ from the task's config.
-      languages: of the pre-training; the run is tested in those of them that have test data.
-      needs: other runs that must have ended.
+    It tests in those `languages`, of the pre-training, that have test data. Other `needs` must end
+    first.
     """
     remedy = f"add them, or leave {task} out of tasks="
     overrides = {
@@ -124,10 +116,8 @@ def zero_shot(found: Mapping[str, float]) -> float | None:
 def columns(task: str, languages: Sequence[str], change: str = "") -> list[Column]:
     """Return the columns of a table of scores, in per cent.
 
-    Args:
-      task: a key of `TASKS`.
-      languages: a column each, and one of the mean without English, with its range.
-      change: title of a column of the difference of that mean from a line's reference.
+    There is a column for each language, and one of the mean without English, with its range.
+    `change` is the title of a column of the difference of that mean from a line's reference.
     """
     metric = TASKS[task].metric
     others = mean(metric, [name for name in languages if name != "en"], scale=100)
@@ -139,14 +129,10 @@ def columns(task: str, languages: Sequence[str], change: str = "") -> list[Colum
 def choice_table(
     plan: Plan, title: str, option: str, metric: str, rows: Mapping[str, Mapping[str, str]]
 ) -> str:
-    """Return a table of the development scores that choices were made by, in per cent.
+    """Return a table of the development scores behind choices, in per cent.
 
-    Args:
-      plan: of the study.
-      title: of the table.
-      option: of the study, whose values are the choices.
-      metric: that chose.
-      rows: runs by choice, by label; those without results are left out.
+    The values of `option` are the choices, `metric` chose. `rows` has runs by choice, by label; it
+    leaves out those without results.
     """
     found = {
         label: [plan.results.of(name).get(plan.first_seed) for name in names.values()]

@@ -37,22 +37,14 @@ SEARCH = "search.json"
 def search(
     folder: pathlib.Path, beams: Sequence[int], averaged: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Translate with every choice.
+    """Translate with the means of the last `averaged` checkpoints, by each number of `beams`.
 
-    Args:
-      folder: finished run of finetune.py.
-      beams: numbers of hypotheses.
-      averaged: numbers of last checkpoints whose mean translates.
-
-    Returns:
-      A record for each choice, split and direction: `split`, `direction`, `beams`, `averaged`,
-      `bleu`, `chrf`, `sentences_per_second`.
-
-    Raises:
-      ValueError: the run has not ended, or has fewer checkpoints.
+    Return a record for each choice, split and direction: `split`, `direction`, `beams`, `averaged`,
+    `bleu`, `chrf`, `sentences_per_second`. Raise ValueError if the run of finetune.py in `folder`
+    has not ended, or has fewer checkpoints.
     """
     config = run_config(folder)
-    # A run records the keys alone that its results depend on.
+    # A run records only the keys that its results depend on.
     config.train = {**translation_config.get_config().train.to_dict(), **config.train.to_dict()}
     notes = read_params(folder / BEST)[1]
     model = builders.model_of_notes(notes, read_tokenizer(folder, notes.tokenizer))

@@ -49,7 +49,7 @@ class RunTest(folders.FolderTest):
         for name, text in (("a.tsv", tsv), ("a.csv", named)):
             (_, one), (_, bad) = embeddings.read_examples(self.write(name, text), TASK)
             self.assertEqual((one.texts, one.label), (("a", "b"), 3.5))
-            self.assertRegex(bad.error, f"{name}, line .: the score 'x' is no number")
+            self.assertRegex(bad.error, f"{name}, line .: the score 'x' is not a number")
         for text in ("a\tb\n", "query\tpassage\na\tb\n"):
             ((_, one),) = embeddings.read_examples(self.write("b.tsv", text), TASK)
             self.assertEqual((one.texts, one.label), (("a", "b"), None))

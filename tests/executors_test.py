@@ -15,7 +15,7 @@ from unittest import mock
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from input_pipeline import packed_dataset, preparation
+from input_pipeline import packed_dataset, preparation, preparation_plan
 from input_pipeline.cleaning import tasks
 from input_pipeline.preparation import Job
 from input_pipeline.sources import CorpusSpec
@@ -55,8 +55,8 @@ class _ExecutorTest(FolderTest):
         pairs = "".join(f"one {i}\ttwo {i}\n\n" for i in range(60))
         self.write("text/en-sw.tsv", pairs)
         for owner, name, size in ((tasks, "_PART_BYTES", 4000), (counting, "_PART_BYTES", 3000),
-                                  (counting, "_MERGED_AT_ONCE", 4), (tasks, "_BYTES_A_PROCESS", 0),
-                                  (preparation, "_BYTES_A_PROCESS", 0)):  # fmt: skip
+                                  (counting, "_MERGED_AT_ONCE", 4),
+                                  (preparation_plan, "_BYTES_A_PROCESS", 0)):  # fmt: skip
             self.enterContext(mock.patch.object(owner, name, size))
 
     def prepare(self, name: str, executor: executors.Executor) -> None:

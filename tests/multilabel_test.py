@@ -46,7 +46,7 @@ class FilesTest(own_task_test.Case):
         for cell, message in (
             ("null", "column 'label' is empty; fill it in"),
             ('["cat", ""]', "column 'label' is empty"),
-            ('[["cat"]]', "column 'label' holds .*, no text or number"),
+            ('[["cat"]]', "column 'label' holds .*, not a text or number"),
             ('["wolf"]', "no label 'wolf' in the training data"),
         ):
             (found,) = self.read("a.jsonl", '{"text": "a", "label": ' + cell + "}\n")

@@ -241,7 +241,7 @@ class TagsTest(Case):
         self.write("train.en.tsv", text)
         self.write("dev.en.tsv", text)
         self.write("test.en.tsv", "the\tDT\ndog\tNN\n")
-        with self.assertRaisesRegex(ValueError, "'DT' is no tag of a span .*tags.py:words,DATA"):
+        with self.assertRaisesRegex(ValueError, "'DT' is not a tag of a span .*tags.py:words,DATA"):
             self.run_it(self.config("tags"))
         results = self.run_it(self.config("tags", "words,", task__class_weights=(1.0, 2.0)))
         self.assertEqual(results["test"]["en"], {"macro_f1": 1.0, "accuracy": 1.0})

@@ -111,7 +111,9 @@ class EmptyTest(folders.FolderTest):
         self.assertEqual(found.digest(), expected)
         self.assertLen(sources.find_text(spec, with_empty=True), 2)
         wanted = sources.CorpusSpec(root=str(self.folder), languages=("en", "xh", "en_GB"))
-        with self.assertRaisesRegex(ValueError, r"no text below .*; without text are \S+: fill"):
+        with self.assertRaisesRegex(
+            ValueError, r"have no such text; .*; these files are empty: \S+: fill"
+        ):
             corpus.load_corpus(wanted)
 
     def test_other_faults_are_those_of_reading(self):

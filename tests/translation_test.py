@@ -624,7 +624,10 @@ class WrongInputTest(folders.FolderTest):
         ({"task__max_length": 25}, "task.max_length is 25, but the encoder has 24 positions"),
         ({"task__train_languages": ("ende",)}, "direction 'ende' must be two codes"),
         ({"task__test_languages": ("en-fr",)}, "no symbol for the target language fr; the model"),
-        ({"translation__language_pieces": {"de": "<2de>"}}, "pieces: '<2de>' of 'de' is no piece"),
+        (
+            {"translation__language_pieces": {"de": "<2de>"}},
+            "pieces: '<2de>' of 'de' is not a piece",
+        ),
         (
             {"random_init": False, "init_from": "CHECKPOINT", "translation__decoder_layers": 4},
             "decoder_layers is 4, but .* has 3 layers to start from",

@@ -1,10 +1,10 @@
 """Allocation of vocabulary sizes to languages (paper Section 2.2.1, Eqs. 2 and 3, Algorithm 1).
 
-The union of all vocabularies ends with exactly T pieces, special tokens not counted. A step
-replaces a language's vocabulary by its next one, so the union may shrink. Steps stop as soon as the
-union holds T. If a step would exceed T, its language keeps its old vocabulary and adds the new
-pieces in order of probability until T is reached. Every vocabulary of a language holds its required
-characters, so no script is ever dropped.
+The union of all vocabularies ends with exactly T pieces, without special tokens. A step replaces a
+language's vocabulary by its next one, so the union may shrink. Steps stop as soon as the union
+holds T. If a step would exceed T, its language keeps its old vocabulary and adds the new pieces in
+order of probability up to T. Every vocabulary of a language holds its required characters, so no
+script is ever dropped.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ class Course:
 
     Step n moves `languages[n]` to its next vertex, after which the union holds `unions[n]` distinct
     pieces; before the first step it holds `first_pieces`. The allocation of T pieces ends with the
-    first step whose union holds T or more, so one course holds the allocations of every T.
+    first step whose union holds at least T, so one course holds the allocations of every T.
     """
 
     beta: float
@@ -63,7 +63,7 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class Margin:
-    """Margins of a language: `less` undoes its last step, `more` is the step that it did not get.
+    """Margins of a language: `less` undoes its last step, `more` is the next step.
 
     None at the smallest or the largest size. Below an initial size the steps follow the concave
     envelope of the sizes up to it.
@@ -80,10 +80,10 @@ class Allocation:
     Attributes:
       sizes: size of each language, the t_i of Algorithm 1.
       pieces: exactly `budget` distinct pieces, in code point order.
-      not_concave: sizes of each language that lie under the concave envelope and were skipped.
-      at_largest: languages that ended at their largest trained size, where the curve is too short.
-      partial: the language whose last step exceeded the budget. It holds the pieces of its size
-        before that step and the most probable new ones, up to the budget.
+      not_concave: skipped sizes of each language, which lie under the concave envelope.
+      at_largest: languages that ended at their largest trained size: their curve is too short.
+      partial: language whose last step exceeded the budget. It holds the pieces of its size before
+        that step and the most probable new ones, up to the budget.
     """
 
     sizes: dict[str, int]
@@ -100,10 +100,10 @@ def language_probabilities(
 ) -> dict[str, float]:
     """Compute q_i = f_i^alpha / sum_j f_j^alpha with f_i = n_i / sum_k n_k (Eq. 3).
 
-    `amounts` holds n_i in any unit, or probabilities, which alpha = 1 keeps up to renormalisation.
-    alpha = 0 makes all languages equal. `languages` selects some of them and sets the order. Raises
-    ValueError for no language, one missing in `amounts`, an amount that is not positive and finite,
-    or a negative or infinite alpha.
+    `amounts` holds n_i in any unit, or probabilities, which alpha = 1 only renormalises. alpha = 0
+    makes all languages equal. `languages` selects some of them and sets the order. Raise ValueError
+    for no language, one missing in `amounts`, an amount that is not positive and finite, or a
+    negative or infinite alpha.
     """
     wanted = list(amounts if languages is None else languages)
     if not wanted:
@@ -111,7 +111,7 @@ def language_probabilities(
     missing = sorted(set(wanted) - set(amounts))
     if missing:
         raise ValueError(
-            f"no amount or probability is given for {', '.join(missing)}; add them to the table of "
+            f"there is no amount or probability for {', '.join(missing)}; add them to the table of "
             f"{len(amounts)} languages, or leave them out of the corpus"
         )
     for language in wanted:
@@ -121,7 +121,7 @@ def language_probabilities(
             )
     if not 0 <= alpha < math.inf:
         raise ValueError(f"alpha is {alpha}; must be zero or more")
-    # fsum does not depend on the order of the languages, so that equal languages stay equal.
+    # fsum ignores the order of the languages, so that equal languages stay equal.
     total = math.fsum(amounts[language] for language in wanted)
     smoothed = {language: (amounts[language] / total) ** alpha for language in wanted}
     norm = math.fsum(smoothed.values())
@@ -141,16 +141,16 @@ def allocate(
 
     Every language starts at its smallest size. Then the language with the largest weighted gain per
     piece grows by one step of its concave envelope, until the union holds T pieces. Ties go to the
-    language that comes first in code point order. Raises ValueError if the first vocabularies
-    exceed T, the largest do not reach it, or an initial size is not trained.
+    first language in code point order. Raise ValueError if the first vocabularies exceed T, the
+    largest do not reach it, or an initial size is not trained.
 
     Args:
       probabilities: q_i of each language (Eq. 3); for "proportional", any positive weights.
       beta: exponent of q_i; 0 ignores the amount of text.
       method: "vocap" is Algorithm 1; "proportional" grows the smallest size / q_i, "uniform" the
         smallest size. The last two visit every size.
-      initial_sizes: trained sizes to begin at instead of the smallest. From the sizes before its
-        last step, an allocation reaches the same outcome.
+      initial_sizes: trained sizes to begin at instead of the smallest. An allocation that begins at
+        the sizes before its last step has the same outcome.
     """
     paths = _make_paths(curves, probabilities, beta, method, _starts(curves, initial_sizes))
     growth = _Growth(curves, paths)
@@ -158,7 +158,7 @@ def allocate(
         first = "smallest vocabularies"
         remedy = "offer smaller vocab.sizes, or drop languages"
         if initial_sizes:
-            first = f"first vocabularies, {len(initial_sizes)} of them of sizes given,"
+            first = f"first vocabularies, {len(initial_sizes)} of them of initial sizes,"
             remedy = "or lower the sizes in vocab.allocation"
         raise ValueError(
             f"target of {budget} pieces besides specials is too small: the {first} of "
@@ -183,8 +183,8 @@ def trace_courses(
 ) -> list[Course]:
     """Trace the course of Algorithm 1 to the largest sizes for each beta.
 
-    beta changes only the order of all languages' steps, not the sizes that a language visits, so
-    the pieces that each step exchanges are found once.
+    beta changes only the order of all languages' steps, not the sizes that a language visits. So
+    one search finds the pieces that each step exchanges.
     """
     starts = _starts(curves, {})
     growth = _Growth(curves, _make_paths(curves, probabilities, 0.0, "vocap", starts))
@@ -229,8 +229,8 @@ def _starts(curves: Mapping[str, Curve], initial_sizes: Mapping[str, int]) -> di
             raise ValueError(
                 f"language {language!r} has the initial size {size}, which was not trained; it has "
                 f"{len(trained)} sizes from {trained[0]} to {trained[-1]}, the nearest are "
-                f"{', '.join(map(str, near))}; choose one of them in vocab.allocation, or offer "
-                "others in vocab.sizes"
+                f"{', '.join(map(str, near))}; choose one of them in vocab.allocation, or add to "
+                "vocab.sizes"
             )
         starts[language] = trained.index(size)
     return starts
@@ -241,8 +241,8 @@ class _Path:
     """Sizes that a language visits: `vertices` [N] are indices into the curve's sizes.
 
     The language begins at vertex `start`; earlier ones serve its margin. `gains` [N - 1] are the
-    weighted ALP gains per piece of each step. `keys` [N - 1 - start] ascend: of all languages' next
-    steps from `start` on, the one with the smallest key is taken.
+    weighted ALP gains per piece of each step. `keys` [N - 1 - start] ascend: the next step is that
+    with the smallest key of all languages' next steps.
     """
 
     vertices: list[int]
@@ -268,7 +268,7 @@ def _make_path(curve: Curve, probability: float, beta: float, method: str, first
     """Return the path of a curve that begins at the size of index `first`."""
     vertices = list(range(len(curve.sizes)))
     if method == "vocap":
-        # A size on the envelope of the whole curve divides it into just these two.
+        # A size on the envelope of the whole curve divides it into these two.
         before = concave_envelope(curve.sizes[: first + 1], curve.alp[: first + 1])
         after = concave_envelope(curve.sizes[first:], curve.alp[first:])
         vertices = [*before, *(first + i for i in after[1:])]
@@ -276,7 +276,7 @@ def _make_path(curve: Curve, probability: float, beta: float, method: str, first
     sizes, alp = np.array(curve.sizes)[vertices], np.array(curve.alp)[vertices]
     gains = probability**beta * (np.diff(alp) / np.diff(sizes))
     keys = {
-        "vocap": -gains,  # never falls, even rounded: the envelope compared these very differences
+        "vocap": -gains,  # never falls, even rounded: the envelope compared these differences
         "proportional": sizes[:-1] / probability,
         "uniform": sizes[:-1],
     }
@@ -284,15 +284,15 @@ def _make_path(curve: Curve, probability: float, beta: float, method: str, first
 
 
 def _order(paths: Mapping[str, _Path]) -> list[tuple[float, str]]:
-    # Keys ascend along each path, so sorting takes each language's steps in their order.
+    # Keys ascend along each path, so sorting keeps the order of each language's steps.
     return sorted((float(key), lang) for lang, path in paths.items() for key in path.keys)
 
 
 class _Growth:
     """Languages growing along their paths, and the union of their pieces.
 
-    `counts` is the number of languages that hold each piece, so a step costs time proportional to
-    the vocabularies that it exchanges and not to the union.
+    `counts` is the number of languages that hold each piece. So the time of a step grows with the
+    vocabularies that it exchanges, not with the union.
     """
 
     def __init__(self, curves: Mapping[str, Curve], paths: Mapping[str, _Path]):

@@ -11,10 +11,10 @@ def average_log_probability(
     """Compute ALP(D, V) = 1/|D| sum_j sum_k log p_uni(s_k^j) in nats per sentence (Eq. 1).
 
     The double sum runs over the pieces k of the best segmentation of every sentence j. Grouped by
-    piece, it is the dot product of counts [V] and natural-log probabilities [V]. The ALP is zero or
-    less; larger is better.
+    piece, it is the dot product of counts [V] and natural-log probabilities [V]. The ALP is at most
+    zero; larger is better.
     """
-    # Pieces that never occur may have log probability -inf, and 0 * -inf is NaN.
+    # Unused pieces may have log probability -inf, and 0 * -inf is NaN.
     used = piece_counts > 0
     return float(piece_counts[used] @ log_probs[used]) / num_sentences
 
@@ -23,10 +23,10 @@ def smoothed_log_probs(counts: np.ndarray) -> np.ndarray:
     """Return the log unigram probabilities [V + 1] of pieces and, last, of unknown text.
 
     Witten-Bell smoothing, method C, on `counts` [V]: of N tokens of T distinct pieces, a piece with
-    count c has c / (N + T), and unused pieces share T / (N + T) evenly. A constant count for each
-    unused piece would take most of the probability where V is far above N, and so punish long
-    segmentations: by a nat a token at 500K pieces and a megabyte of text. Unknown text costs what
-    it does in a segmentation, counted from the rarest used piece.
+    count c has c / (N + T), and unused pieces share T / (N + T) evenly. If V is far above N, a
+    constant count for each unused piece would take most of the probability. It would punish long
+    segmentations by a nat a token at 500K pieces and a megabyte of text. Unknown text has its price
+    in a segmentation, counted from the rarest used piece.
     """
     counts = np.asarray(counts, np.float64)
     unseen = counts == 0

@@ -17,10 +17,10 @@ from xlm.common import artifacts
 class Vocabulary:
     """A built vocabulary, with its serialised SentencePiece `model`.
 
-    `sizes` are the pieces allocated to each language, empty for methods that allocate none.
-    `curves` has each language's vocabulary sizes, and the ALP at each in nats a sentence (Eq. 1).
-    `candidates` are those that method "auto" compared, the chosen one first. `tradeoff` has the
-    tokens of a "union" at other sizes and parities.
+    `sizes` are the pieces allocated to each language, if the method allocates. `curves` has each
+    language's vocabulary sizes, and the ALP at each in nats a sentence (Eq. 1). `candidates` are
+    those that method "auto" compared, the chosen one first. `tradeoff` has the tokens of a "union"
+    at other sizes and parities.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Vocabulary:
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write a folder that `transformers.AutoTokenizer.from_pretrained` reads."""
-        from xlm.interop import huggingface  # which knows this package
+        from xlm.interop import huggingface  # imports this package
 
         huggingface.export_tokenizer(self.model, pathlib.Path(folder))
 
@@ -68,7 +68,7 @@ class Vocabulary:
 class ByteVocabulary(Vocabulary):
     """A built byte-level BPE; `model` is the text of a tokenizer.json of `tokenizers`.
 
-    Decoding gives back every text, also one with the literal text of a special token.
+    Decoding restores every text, also the literal text of a special token.
     """
 
     def _open(self, model: bytes) -> None:
@@ -98,7 +98,7 @@ class ByteVocabulary(Vocabulary):
         byte_level.write_pretrained(self.model, pathlib.Path(folder))
 
     def save_tiktoken(self, path: str | os.PathLike[str]) -> None:
-        """Write the ranks to a file, such as my.tiktoken, and all else to my.tiktoken.json.
+        """Write the ranks to a file, such as my.tiktoken, and the rest to my.tiktoken.json.
 
         more = json.load(open("my.tiktoken.json"))
         lines = map(str.split, open("my.tiktoken"))
@@ -111,7 +111,7 @@ class ByteVocabulary(Vocabulary):
         byte_level.write_tiktoken(self.model, pathlib.Path(path))
 
     def save_gguf(self, path: str | os.PathLike[str]) -> None:
-        """Write a GGUF file with the tokenizer alone, as llama.cpp reads it; needs `gguf`."""
+        """Write a GGUF file with only the tokenizer, for llama.cpp; needs `gguf`."""
         from xlm.interop import byte_level
 
         byte_level.write_gguf(self.model, pathlib.Path(path))
@@ -132,15 +132,14 @@ def build(
         vocabulary = vocap.build(texts, size=8000)
         vocabulary.encode("the cat")
 
-    The methods of `compare` are scored on `heldout`. `parallel` has sentences that say the same in
-    all languages, for `method="union"` or "byte_bpe" with a `parity`. The latter returns a
-    `ByteVocabulary`. `cache` is a folder for intermediate results; none by default. `settings` are
-    other fields of `VocabularySettings`, such as `method`, `alpha` or `sizes`, which follow the
-    text by default. `num_workers` above 1 needs a program whose work is under
-    `if __name__ == "__main__"`.
+    `heldout` scores the methods of `compare`. `parallel` has translations in all languages, for
+    `method="union"` or "byte_bpe" with a `parity`. "byte_bpe" returns a `ByteVocabulary`. `cache`
+    is a folder for intermediate results; none by default. `settings` are other fields of
+    `VocabularySettings`, such as `method`, `alpha` or `sizes`, which follow the text by default.
+    `num_workers` above 1 needs a program under `if __name__ == "__main__"`.
 
-    Raises ValueError if a setting is out of its limits, a language has no text, or the texts are
-    too small for so many pieces; the message names it.
+    Raise ValueError if a setting is out of its limits, a language has no text, or the texts are too
+    small for so many pieces.
     """
     settings.setdefault("num_workers", 1)
     settings.setdefault("sizes", ())
@@ -172,13 +171,13 @@ def extend(
 
     `tokenizer` is a SentencePiece model, a tokenizer.json or a folder with them. Old ids stay.
     `model` is the folder of its model, whose tables grow as well. `alpha` is the exponent of the
-    languages' amounts of text in their shares, 0 for equal ones. Returns the new `pieces`, the
-    `first_id` of them, and a `report` on texts held out and on `old_texts`.
+    languages' amounts of text in their shares, 0 for equal ones. Return the new `pieces`, their
+    `first_id`, and a `report` on `heldout` and on `old_texts`.
 
-    Raises ValueError as `xlm.interop.extended.extend`, or if the output is there and not empty.
+    Raise ValueError as `xlm.interop.extended.extend`, or if the output exists and is not empty.
     """
     from xlm.common import outputs
-    from xlm.interop import extended  # which knows this package
+    from xlm.interop import extended  # imports this package
 
     listed = map(_listed, (texts, heldout, old_texts))
     inputs = [tokenizer, *([model] if model else [])]

@@ -1,7 +1,7 @@
 """Byte-pair encoding (Sennrich et al. 2016) of the runs of a text, by SentencePiece's trainer.
 
 The baseline of XLM-R's analysis (Section 5.1). Its earlier models ran BPE on the output of each
-language's segmenter. Here runs do: a piece crosses neither a space nor a change of script.
+language's segmenter. Runs replace that here: a piece crosses no space and no change of script.
 """
 
 import io
@@ -32,9 +32,8 @@ def train(
 ) -> tuple[tuple[str, ...], np.ndarray] | None:
     """Train `size` pieces by merges, and their scores [V] float64: 0, -1, ..., the earliest first.
 
-    Every character that must be covered is a piece. Returns None if the text has more of them than
-    `size`, or too few merges; these are returned if there `may_be_fewer`. `options` are the
-    trainer's own.
+    Every character that must be covered is a piece. Return None if the text has more of them than
+    `size`, or too few merges, unless there `may_be_fewer`. `options` are the trainer's own.
     """
     model = io.BytesIO()
     counts = np.maximum(np.rint(table.counts * _COUNT_STEPS), 1).astype(np.int64)
@@ -50,7 +49,7 @@ def train(
             character_coverage=character_coverage,
             required_chars="".join(sorted(table.required)),
             max_sentencepiece_length=max_piece_length,
-            # Runs are normalised, and begin with a visible space where there was one.
+            # Runs are normalised, and begin with a visible space after a space.
             normalization_rule_name="identity",
             add_dummy_prefix=False,
             remove_extra_whitespaces=False,
@@ -88,7 +87,7 @@ def segmented_counts(processor: spm.SentencePieceProcessor, table: PretokenTable
             weight = next(weights)
             for i in ids:
                 found[i] += weight
-    # The processor takes unknown characters that follow each other as one.
+    # The processor takes consecutive unknown characters as one.
     found[-1] = _unknown_characters(processor, table)
     return found
 

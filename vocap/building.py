@@ -1,8 +1,8 @@
 """Build of one vocabulary from text per language.
 
 Every artefact is cached under a hash of its inputs: tables of runs under their text, vocabularies
-under their text and the trainer's settings, joint trainings and scores under all texts and settings
-involved. An interrupted build resumes. A changed setting recomputes only what depends on it.
+under their text and the trainer's settings, joint trainings and scores under all their texts and
+settings. An interrupted build resumes. A changed setting recomputes only its dependents.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from vocap.settings import BYTE_BPE, VocabularySettings
 from vocap.tradeoff import Tradeoff
 from xlm.common import artifacts, processes
 
-# Part of the cache's path: raise it with every change that makes artefacts differ.
+# Part of the cache's path: raise it with every change of artefacts.
 CACHE_VERSION = 2
 
 # Wraps an iteration, given its name and length.
@@ -44,7 +44,7 @@ class BuiltVocabulary:
     """A built model and its report's data; `scores` begin with the built method.
 
     `model` is a SentencePiece model, or a tokenizer.json if the choice is of the kind `BYTE_BPE`.
-    `tradeoff` is that of the method "union".
+    Only the method "union" has a `tradeoff`.
     """
 
     model: bytes
@@ -64,16 +64,16 @@ def build_vocabulary(
 ) -> BuiltVocabulary:
     """Build a vocabulary from training text per language.
 
-    `heldout` has text of some or all languages, on which methods are compared. `progress` wraps the
-    iteration over finished work, given its name and length. `parallel` has sentences that say the
-    same in all languages, by which `settings.parity` measures their costs. Raises ValueError if a
-    language has no feasible size, or the target size cannot be reached.
+    `heldout` has text of some or all languages, to compare methods on. `progress` wraps the
+    iteration over finished work, given its name and length. `parallel` has translations in all
+    languages, on which `settings.parity` measures costs. Raise ValueError if a language has no
+    feasible size, or the target size cannot be reached.
     """
     # Checked here, before hours of training.
     if settings.parity and not parallel and (without := sorted(set(train) - set(heldout))):
         raise ValueError(
             f"vocab.parity is {settings.parity}, but there is no text of {', '.join(without)} to "
-            "measure their tokens on; give parallel text by vocab.parallel, or hold some text out "
+            "measure their tokens on; give parallel text by vocab.parallel, or hold text out "
             "(corpus.heldout_fraction)"
         )
     if "byte_bpe" in (settings.method, *settings.compare):
@@ -106,7 +106,7 @@ def build_vocabulary(
 
 
 def _first_limit(budget: int, num_languages: int) -> int:
-    """Return the largest size to train at first: some four equal shares, by powers of two."""
+    """Return the largest size to train at first: some four equal shares, a power of two."""
     return 1 << max(12, min(4 * budget // num_languages, budget).bit_length())
 
 
@@ -117,7 +117,7 @@ def _num_pieces(languages: Mapping[str, Language]) -> int:
 
 
 def _choose(together: MixtureTrainer, progress: Progress) -> BuiltVocabulary:
-    """Choose the pieces by each method wanted, score them, and write the model of the first."""
+    """Choose the pieces by each wanted method, score them, and write the model of the first."""
     languages, settings = together.languages, together.settings
     probabilities = {language: one.probability for language, one in languages.items()}
     choices, scores = {}, {}
@@ -157,8 +157,8 @@ def _check_initial_sizes(settings: VocabularySettings, languages: Iterable[str])
     for language, size in settings.initial_sizes.items():
         if settings.sizes and size not in settings.sizes:
             raise ValueError(
-                f"vocab.allocation has the size {size} for {language}, which is none of "
-                f"vocab.sizes, {', '.join(map(str, settings.sizes))}; choose one of them, or add it"
+                f"vocab.allocation has the size {size} for {language}, but vocab.sizes are "
+                f"{', '.join(map(str, settings.sizes))}; choose one of them, or add it"
             )
 
 
@@ -170,7 +170,7 @@ def _prepare(
     cache: pathlib.Path,
     progress: Progress,
 ) -> dict[str, Prepared]:
-    """Count and train all languages that the cache does not hold, up to sizes of `limits`."""
+    """Count and train all languages that the cache lacks, up to sizes of `limits`."""
     prepared, missing = {}, []
     for language in sorted(train):
         digest = _text_digest(train[language], settings)
@@ -193,7 +193,7 @@ def _prepare(
             missing.append(language)
     if missing and settings.trainer == "nested":
         nested.compile_kernels()  # once; the workers load them from numba's cache
-    # Longest first, so that a large language does not start last and leave the other cores idle.
+    # Largest first, so that a large language does not start last while other cores idle.
     missing.sort(key=lambda language: -_size(train[language]))
     jobs = [
         (lang, train[lang], heldout.get(lang), prepared[lang],
@@ -225,13 +225,13 @@ def _read_languages(
 
 
 def _read_table(path: pathlib.Path, settings: VocabularySettings) -> pretokens.PretokenTable:
-    """Read a table, with its required characters; ValueError if it is of other rules."""
+    """Read a table, with its required characters; ValueError if other rules counted it."""
     table = pretoken_tables.read_table(path)
     if table.rules != settings.rules.name:
         raise ValueError(
-            f"{path} was counted by the rules {table.rules}, vocab.normalizer, whitespace, "
+            f"{path} was counted by the rules {table.rules}, but vocab.normalizer, whitespace, "
             f"split_digits, pattern and user_defined_symbols say {settings.rules.name}; count the "
-            "text again with the flags of these names, or set the keys as they were"
+            "text again with the flags of these names, or restore the keys"
         )
     if not settings.required_chars:
         return table

@@ -1,9 +1,8 @@
 """Byte-level BPE: merges of the UTF-8 bytes of a text's pretokens, so no text has an unknown token.
 
-Text is cut by `byte_tokens.PATTERN` and not normalised. SentencePiece's trainer merges the bytes,
-written as characters, as it merges characters elsewhere (`bpe`).
-
-Every byte is a token. So T pieces are 5 special tokens, 256 bytes and T - 261 merges.
+`byte_tokens.PATTERN` cuts the text, which is not normalised. SentencePiece's trainer merges the
+bytes, written as characters (`bpe`). Every byte is a token. So T pieces are 5 special tokens, 256
+bytes and T - 261 merges.
 """
 
 import collections
@@ -15,14 +14,13 @@ import numpy as np
 
 from vocap import bpe, pretokens
 from vocap.byte_tokens import CHARACTERS, PATTERN, merge_pairs
-from vocap.pretokens import SPACE, PretokenTable, Text
+from vocap.pretokens import SPACE, PretokenTable, Text, Texts
 from vocap.settings import SPECIALS, VocabularySettings
 
-# A pretoken begins at a blank after another character, whatever surrounds them.
+# A pretoken begins at each blank after another character.
 _CUT = re.compile(r"(?<=\S)(?= )")
-# A character is up to four bytes.
-_MAX_BYTES = 4
-# The trainer shall merge whatever a pretoken holds.
+_MAX_BYTES = 4  # of a character
+# The trainer shall merge all characters of a pretoken.
 _UNSPLIT = dict.fromkeys(
     ("split_by_unicode_script", "split_by_number", "split_by_whitespace"), False
 )
@@ -70,19 +68,19 @@ def in_bytes(table: PretokenTable) -> PretokenTable:
 
 
 def train(
-    tables: Mapping[str, PretokenTable], shares: Mapping[str, float], settings: VocabularySettings
+    tables: Texts, shares: Mapping[str, float], settings: VocabularySettings
 ) -> tuple[tuple[str, ...], np.ndarray]:
-    """Train the tokens of a vocabulary, `settings.budget` in all, and scores 0, -1, ... of them.
+    """Train the `settings.budget` tokens of a vocabulary, and their scores 0, -1, ...
 
-    Bytes come first, then merges from the first on, written in `CHARACTERS`. `shares` are each
-    language's of the bytes of the mixture, in any unit. Raise ValueError as `check`, or if the
-    text offers fewer merges.
+    Bytes come first, then merges in their order, written in `CHARACTERS`. `shares` are the
+    languages' shares of the bytes of the mixture, in any unit. Raise ValueError as `check`, or if
+    the text offers fewer merges.
     """
     check(settings)
     budget = settings.budget
     text = in_bytes(pretokens.mixture(tables, shares))
     merges = budget - len(CHARACTERS)
-    merges += merges // 1000  # replace those that never arise
+    merges += merges // 1000  # some never arise
     found = bpe.train(
         text, len(np.unique(text.text.characters)) + merges, character_coverage=1.0,
         max_piece_length=_MAX_BYTES * settings.max_piece_length, may_be_fewer=True, **_UNSPLIT,
@@ -98,15 +96,12 @@ def train(
 
 
 def segmented_counts(tokens: Sequence[str], scores: np.ndarray, table: PretokenTable) -> np.ndarray:
-    """Count the [V] tokens, and last unknown bytes, of which there are none: [V + 1] float64."""
+    """Count the [V] tokens, and last the unknown bytes, always 0: [V + 1] float64."""
     return bpe.segmented_counts(bpe.segmenter(tokens, scores), in_bytes(table))
 
 
 def count_tokens(
-    tables: Mapping[str, PretokenTable],
-    shares: Mapping[str, float],
-    measured: Mapping[str, PretokenTable],
-    settings: VocabularySettings,
+    tables: Texts, shares: Mapping[str, float], measured: Texts, settings: VocabularySettings
 ) -> dict[str, float]:
     """Count the tokens of each language's `measured` pretokens, trained at `shares`."""
     tokens, scores = train(tables, shares, settings)

@@ -1,6 +1,6 @@
 """Form of a byte-level BPE: pattern of its pretokens, its tokens as text, and its tokenizer.json.
 
-Each byte is written as one of 256 printable characters, as GPT-2 does.
+One of 256 printable characters stands for each byte, as in GPT-2.
 """
 
 import itertools
@@ -12,9 +12,9 @@ import numpy as np
 from vocap.settings import SPECIALS
 from xlm.interop.normalizer_json import added_token, split, typed
 
-# The pattern that llama.cpp has under the name below. Of its patterns this one keeps combining
-# marks with their letters by Unicode's classes alone, so that other libraries cut alike. GPT-2's
-# and Llama 3's cut words at vowel signs of Hindi, Burmese and Thai. Digits are single.
+# llama.cpp's pattern of the name below. It keeps combining marks with their letters by Unicode's
+# classes only, so that other libraries cut alike. GPT-2's and Llama 3's patterns cut words at
+# vowel signs of Hindi, Burmese and Thai. Digits are single.
 PATTERN = "|".join((
     r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])",
     r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+",
@@ -39,16 +39,16 @@ _BYTES = {character: byte for byte, character in enumerate(CHARACTERS)}
 
 
 def token_bytes(token: str) -> bytes:
-    """Return the bytes of a token that is written in `CHARACTERS`."""
+    """Return the bytes of a token in `CHARACTERS`."""
     return bytes(map(_BYTES.__getitem__, token))
 
 
 def merge_pairs(tokens: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Return the two parts that each token is merged from, given tokens in the order of merges.
+    """Return the two parts of each token, given tokens in the order of merges.
 
-    BPE merges the bytes of a token in one order wherever they stand, up to the token. So one pair
-    a token makes programs that read pairs agree with those that read ranks. A token that the
-    earlier ones do not leave in two parts never arises; it is left out.
+    BPE merges the bytes of a token in the same order everywhere. So with one pair a token, programs
+    that read pairs agree with programs that read ranks. A token that earlier merges do not leave in
+    two parts never arises; it is left out.
     """
     found: dict[str, tuple[str, str]] = {}
     ranks: dict[str, int] = {}
@@ -74,8 +74,8 @@ def tokenizer_json(
 ) -> bytes:
     """Serialise a tokenizer.json: the `fixed` tokens, then the others by descending score.
 
-    All fixed ones but those that are `user_defined` are special. A text is encoded without special
-    tokens. Offsets of words leave out the blank before them.
+    All fixed tokens are special except `user_defined` ones. Encoding adds no special tokens.
+    Offsets of words leave out the blank before them.
     """
     ordered = [tokens[i] for i in np.argsort(-np.asarray(scores), kind="stable")]
     merged = merge_pairs(token for token in ordered if len(token) > 1)

@@ -1,9 +1,9 @@
 """Choice of a method and its parity by the tokens of held-out text, within a limit of the user.
 
-Every candidate is built from the same text. A language's ratio is its tokens under a candidate by
-those under "uniform", where all languages get vocabularies of about the same size. Of the
-candidates in which no language exceeds `vocab.max_ratio`, the one with the smallest mean ratio is
-taken; if there is none, the one whose worst language pays least.
+Every candidate is built from the same text. A language's ratio is its tokens under a candidate over
+its tokens under "uniform", where all languages get vocabularies of about the same size. The choice
+is the candidate with the smallest mean ratio in which no language exceeds `vocab.max_ratio`. If
+there is none, it is the candidate with the smallest ratio of its worst language.
 """
 
 import dataclasses
@@ -27,10 +27,10 @@ _REFERENCE = "uniform"
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """What a candidate of some `settings` costs on held-out text.
+    """Cost of a candidate with `settings` on held-out text.
 
-    `tokens` are the mean of a held-out sentence, over languages, `ratios` the tokens of each
-    language by those under "uniform".
+    `tokens` are the mean of a held-out sentence, over languages, `ratios` each language's tokens
+    over those under "uniform".
     """
 
     settings: Mapping[str, Any]
@@ -48,7 +48,7 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Chosen:
-    """A vocabulary, the settings that build it, and any candidates, of which it is the first."""
+    """A vocabulary, its settings, and any candidates, itself first."""
 
     built: BuiltVocabulary
     settings: VocabularySettings
@@ -63,9 +63,9 @@ def build(
     progress: Progress = lambda items, *_: items,
     parallel: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Chosen:
-    """Build a vocabulary; of the method "auto" all candidates, of which the best one is returned.
+    """Build a vocabulary; with the method "auto" build all candidates and return the best.
 
-    Raises ValueError if a language has no held-out text to choose by, or as `build_vocabulary`.
+    Raise ValueError as `build_vocabulary`, or if "auto" lacks held-out text of a language.
     """
     if settings.method != AUTO:
         built = build_vocabulary(train, heldout, settings, cache, progress, parallel)
@@ -73,9 +73,9 @@ def build(
     if missing := sorted(set(train) - {language for language in heldout if heldout[language]}):
         raise ValueError(
             f"vocab.method is 'auto', but there is no held-out text of {', '.join(missing)} to "
-            "choose by; hold some out (corpus.heldout_fraction), or name a method"
+            "choose by; hold text out (corpus.heldout_fraction), or name a method"
         )
-    # What is for the report alone waits for the one that is chosen.
+    # Only the chosen one gets comparisons and an explorer, for the report.
     wanted = [
         dataclasses.replace(settings, **changed, compare=(_REFERENCE,), explore=False)
         for changed in _CANDIDATES
@@ -84,7 +84,7 @@ def build(
     for one in progress(wanted, "candidates", len(wanted)):
         try:
             built = build_vocabulary(train, heldout, one, cache, parallel=parallel)
-        except ValueError as error:  # at some shares text offers fewer pieces
+        except ValueError as error:  # some shares offer fewer pieces
             fault = error
         else:
             found.append(_candidate({"method": one.method, "parity": one.parity}, built))

@@ -20,12 +20,12 @@ def cluster_languages(
 
     A language's fingerprint has one entry for each piece of any language: -log p in its own unigram
     vocabulary, or, if it lacks the piece, ten nats more than the largest -log p of any language. So
-    languages are near if they share pieces, frequent ones above all. Of the restarts, the one with
-    the least sum of squared distances to the means wins.
+    languages are near if they share pieces, frequent ones above all. The restart with the least sum
+    of squared distances to the means wins.
 
-    Returns the cluster of each language, languages in code point order. No cluster is empty;
-    clusters are numbered from 0 in the order of their first languages. k is between 1 and the
-    number of languages.
+    Return the cluster of each language, in code point order. No cluster is empty; clusters are
+    numbered from 0 in the order of their first languages. k is between 1 and the number of
+    languages.
     """
     languages = sorted(pieces)
     points = _points(languages, pieces, log_probs)
@@ -34,7 +34,7 @@ def cluster_languages(
     best, best_inertia = np.zeros(len(languages), np.int64), np.inf
     for _ in range(_NUM_RESTARTS):
         labels, inertia = _refine(points, _first_labels(distances, num_clusters, rng))
-        # Restarts that end in the same clusters differ by rounding only; the first of them is kept.
+        # Restarts with the same clusters differ by rounding only; the first stays.
         if inertia < best_inertia * (1 - 1e-9):
             best, best_inertia = labels, inertia
     names = {label: name for name, label in enumerate(dict.fromkeys(best.tolist()))}
@@ -71,7 +71,7 @@ def _first_labels(distances: np.ndarray, k: int, rng: np.random.Generator) -> np
     """Return [L], the nearest of k points by k-means++, given squared distances [L, L]."""
     chosen = [int(rng.integers(len(distances)))]
     while len(chosen) < k:
-        # Keeps the weights positive even if all other points are copies of those chosen.
+        # Weights stay positive even if all other points are copies of chosen ones.
         nearest = distances[:, chosen].min(axis=1) + np.finfo(np.float64).tiny
         nearest[chosen] = 0
         chosen.append(int(rng.choice(len(nearest), p=nearest / nearest.sum())))
@@ -84,10 +84,10 @@ def _refine(points: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, float]:
     """Move single points between clusters while that lowers the inertia (Hartigan).
 
     Unlike Lloyd's iterations this leaves no cluster empty, and reaches fewer poor local optima.
-    Returns the labels [L] and their inertia.
+    Return the labels [L] and their inertia.
     """
     labels, k = labels.copy(), int(labels.max()) + 1
-    # Without it, rounding might move a point back and forth between two equally good clusters.
+    # Without it, rounding might move a point back and forth between equally good clusters.
     tolerance = 1e-9 * float((points**2).sum())
     moved = True
     while moved:

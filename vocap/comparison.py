@@ -2,13 +2,13 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
 from vocap import bpe, byte_bpe, lattice, unigram
 from vocap.alp import average_log_probability, smoothed_log_probs
-from vocap.pretokens import PretokenTable
+from vocap.pretokens import PretokenTable, Texts
 from vocap.settings import BPE, BYTE_BPE
 
 # Counts of the pieces, and last of the unknown characters, in a text: [V + 1] float64.
@@ -34,21 +34,16 @@ def counter(pieces: Sequence[str], scores: np.ndarray, kind: str) -> Counts:
 
 
 def score(
-    counts_of: Counts,
-    train: Mapping[str, PretokenTable],
-    heldout: Mapping[str, PretokenTable],
-    spelled: Collection[str] | None = None,
+    counts_of: Counts, train: Texts, heldout: Texts, spelled: Collection[str] | None = None
 ) -> dict[str, Score]:
     """Score a joint vocabulary on each language that has held-out text.
 
     The ALP is that of Eq. 1 on held-out sentences. p_uni comes from the language's training text:
-    the shares of the pieces in its segmentation. Estimating them on the held-out text itself would
-    favour vocabularies that fit a small sample more closely. Pieces that the training text does not
-    use share the smoothed remainder (`smoothed_log_probs`). An unknown character costs ten nats
-    more than the rarest piece. Priced by its share, it would be cheap just where a vocabulary lacks
-    many characters.
-
-    For `spelled` see `num_tokens`.
+    the shares of the pieces in its segmentation. Shares in the held-out text itself would favour
+    vocabularies that fit a small sample closely. Pieces unused in the training text share the
+    smoothed remainder (`smoothed_log_probs`). An unknown character costs ten nats more than the
+    rarest piece. By its share it would be cheap if a vocabulary lacks many characters. For
+    `spelled` see `num_tokens`.
     """
     scores = {}
     for language, table in heldout.items():
@@ -65,9 +60,10 @@ def score(
 
 
 def num_tokens(counts: np.ndarray, table: PretokenTable, spelled: Collection[str] | None) -> float:
-    """Sum the counts [V + 1] of a text, its unknown characters, which are last, by their bytes.
+    """Sum the counts [V + 1] of a text, with the bytes of unknown characters, which come last.
 
-    They count once if `spelled`, the pieces beside which bytes spell what is unknown, is None.
+    `spelled` are the pieces of a vocabulary with byte fallback; if None, unknown characters count
+    once.
     """
     if spelled is None:
         return float(counts.sum())

@@ -32,8 +32,8 @@ def concave_envelope(sizes: Sequence[int], alp: Sequence[float]) -> list[int]:
     """Return the indices of the vertices of the upper concave envelope of the points (size, ALP).
 
     Measured curves are not everywhere concave: a greedy step that looks one size ahead stalls at a
-    small gain that hides a large one. On the envelope the gain per piece never increases, which
-    makes the greedy choice optimal.
+    small gain before a large one. On the envelope the gain per piece never increases, which makes
+    the greedy choice optimal.
     """
     kept: list[int] = []
     for i in range(len(sizes)):

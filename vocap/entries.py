@@ -29,14 +29,14 @@ def written(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yield a temporary path, which becomes the entry `path` when the block succeeds."""
     with artifacts.atomic_path(path) as aside:
         yield aside
-        # First, so that a process killed in between leaves no entry without it.
+        # The digest comes first, so that a killed process leaves no entry without it.
         artifacts.write_bytes(_beside(path), _digest(aside, path.name))
 
 
 def is_whole(path: pathlib.Path) -> bool:
-    """Whether an entry is intact under this name; a damaged or foreign one is removed.
+    """Return whether an entry is intact under this name; remove a damaged or foreign one.
 
-    Raises OSError if the path is no regular file, or cannot be read.
+    Raise OSError if the path is not a regular file, or cannot be read.
     """
     for one in (path, _beside(path)):
         artifacts.check_replaceable(one)
@@ -45,7 +45,7 @@ def is_whole(path: pathlib.Path) -> bool:
     with contextlib.suppress(FileNotFoundError, ValueError):
         if artifacts.read_bytes(_beside(path), 64) == _digest(path, path.name):
             return True
-    logging.warning("%s: damaged, or of another version; it is built again", path)
+    logging.warning("%s: damaged, or of another version; rebuilding it", path)
     path.unlink()
     return False
 
@@ -55,6 +55,6 @@ def _beside(path: pathlib.Path) -> pathlib.Path:
 
 
 def _digest(path: pathlib.Path, name: str) -> bytes:
-    """SHA-256 of a name and a file: a copy under another name is damaged, too."""
+    """Return the SHA-256 of a name and a file: a copy under another name counts as damaged."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.sha256(name.encode())).hexdigest().encode()

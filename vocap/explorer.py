@@ -40,7 +40,7 @@ def explorer_page(
 
 
 def explorer_data(record: Record, courses: Sequence[Course]) -> dict[str, Any]:
-    """Return the page's data for JSON; a course is each step's language and change of pieces."""
+    """Return the page's data for JSON; a course has each step's language and change of pieces."""
     settings, languages = record["settings"], record["languages"]
     indices = {name: i for i, name in enumerate(languages)}
     return {
@@ -87,7 +87,7 @@ def tradeoff_page(tradeoff: Tradeoff, settings: VocabularySettings, report: str)
 
 
 def fill_template(data: Mapping[str, Any], report: str = "", name: str = "explorer") -> str:
-    """Return a page of this folder with `data`, its styles, its scripts and the `report` in it."""
+    """Return a page of this folder with `data`, styles, scripts and the `report` in it."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     page, style, script = (
         (_FOLDER / file).read_text(encoding="utf-8")

@@ -3,7 +3,7 @@
 A unigram model grows by `unigram`, byte-pair encoding by `merges`. Both choose the pieces that save
 the most tokens on the mixture of the new languages, which the old pieces segment too.
 
-New pieces are single characters or of letters and marks. So digits and punctuation keep their
+New pieces are single characters, or letters and marks. So digits and punctuation keep their
 segmentation in all languages.
 """
 
@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 import scipy.special
 
-from vocap import bpe, lattice, pretokens, seeds
-from vocap.pretokens import SPACE, PretokenTable, Text
+from vocap import bpe, lattice, merge, pretokens, seeds
+from vocap.pretokens import SPACE, PretokenTable, Text, Texts
 from vocap.settings import LENGTH_BITS, MAX_PIECE_LENGTH
 
 LONGEST = 16  # characters of a new piece, the default of vocab.max_piece_length
@@ -25,13 +25,12 @@ _CANDIDATES = 2  # for each wanted piece; with 1, 3 % more tokens in three langu
 _SHRINKING_FACTOR = 0.75  # of the candidates in a prune, as in `nested`
 _ITERATIONS = 2  # of EM before a prune
 _MIN_EXPECTED_COUNT = 0.5
-_SCORE_STEPS = 1024  # per nat, see `merge.write_model`
 
 
 def is_word(text: str) -> bool:
-    """Whether a piece may be new: letters and marks, or one character beyond ASCII.
+    """Return whether a piece may be new: letters and marks, or one character beyond ASCII.
 
-    A blank may precede them. U+FFFD stands for bytes that are no whole character.
+    A blank may precede them. U+FFFD stands for bytes of a partial character.
     """
     inner = text.lstrip(f" {SPACE}")
     if len(inner) == 1 and not inner.isascii():
@@ -40,23 +39,23 @@ def is_word(text: str) -> bool:
 
 
 def unigram(
-    old: Mapping[str, float], tables: Mapping[str, PretokenTable], shares: Mapping[str, float],
-    size: int, character_coverage: float,
+    old: Mapping[str, float], tables: Texts, shares: Mapping[str, float], size: int,
+    character_coverage: float,
 ) -> tuple[list[str], np.ndarray]:  # fmt: skip
     """Choose `size` pieces for a unigram model, and their scores in nats [size] float64.
 
-    Characters that a language requires are chosen first. Byte-pair merges of the mixture are the
-    other candidates. EM with fixed old scores and prunes of the candidates alternate: those go
-    first without which text needs the fewest more tokens.
+    It chooses characters that a language requires first. Byte-pair merges of the mixture are the
+    other candidates. EM with fixed old scores and prunes of the candidates alternate. A prune
+    removes the candidates that save the fewest tokens.
 
-    Old scores stay as they are. A constant added to them would favour long or short pieces, and
+    Old scores stay unchanged. A constant added to them would favour long or short pieces, and
     change the segmentation of text without any new piece. New scores are log probabilities in a
-    mixture of old and new text, whose share is that of the new pieces, size / V. None is below the
-    lowest old score, from which SentencePiece computes that of an unknown character.
+    mixture of old and new text, in which new text has the share of the new pieces, size / V. None
+    is below the lowest old score, from which SentencePiece computes that of an unknown character.
 
-    `old` scores are -inf for pieces that segmentation does not use. `shares` are each new
-    language's of the bytes of the mixture, in any unit. Raise ValueError if the languages require
-    more characters, or their text offers fewer pieces.
+    `old` scores are -inf for pieces that segmentation does not use. `shares` are the new languages'
+    shares of the bytes of the mixture, in any unit. Raise ValueError if the languages require more
+    characters, or their text offers fewer pieces.
     """
     mixture = pretokens.mixture(tables, shares)
     text = seeds.cover_each(mixture, tables.values(), character_coverage)
@@ -78,8 +77,7 @@ def unigram(
     if characters + left < size:
         raise ValueError(too_few(characters + left, tables))
     ids = np.flatnonzero(growth.is_new)
-    scores = np.round(growth.scores[ids] * _SCORE_STEPS) / _SCORE_STEPS
-    scores = np.maximum(scores, growth.lowest)
+    scores = np.maximum(merge.rounded(growth.scores[ids]), growth.lowest)
     order = np.lexsort((-scores, growth.is_candidate[ids]))
     return pieces[growth.seed_of[ids[order]]].tolist(), scores[order]
 
@@ -95,8 +93,8 @@ def check_size(characters: int, size: int, languages: Iterable[str]) -> None:
 
 def too_few(found: int, languages: Iterable[str]) -> str:
     return (
-        f"the text of {', '.join(languages)} offers {found} pieces that the tokenizer lacks and "
-        "that save tokens, fewer than are to be added; add no more than these, or give more text"
+        f"the text of {', '.join(languages)} offers only {found} pieces that the tokenizer lacks "
+        "and that save tokens; add no more than these, or give more text"
     )
 
 
@@ -132,13 +130,13 @@ class _Growth:
         self._text, self._lattice = text, found.lattice
         self._begins, self._lengths = found.begins, found.lengths
         self.seed_of, self.is_new = np.arange(len(is_new)), is_new
-        # A character may be old and have no finite score, as a symbol of the user's.
+        # An old character may have no finite score, such as a user's symbol.
         first = np.log(found.scores / found.scores.sum()) + self._shift
         self.scores = np.maximum(np.where(is_new, first, old_scores), lowest)
 
     @property
     def is_candidate(self) -> np.ndarray:
-        """[P] bool, new pieces that are no required characters."""
+        """[P] bool, new pieces except required characters."""
         return self.is_new & (self._lengths > 1)
 
     def fit(self) -> None:
@@ -152,7 +150,7 @@ class _Growth:
             self.scores = np.where(self.is_new, np.maximum(logs, self.lowest), self.scores)
 
     def prune(self, size: int) -> None:
-        """Keep the candidates without which text needs the most more tokens, `size` of them."""
+        """Keep the `size` candidates that save the most tokens."""
         paths = self._lattice.best_paths(self.scores)
         counts = paths.counts(self._text.weights, len(self.scores))
         is_candidate = self.is_candidate
@@ -175,14 +173,14 @@ def merges(
     words: Mapping[tuple[str, ...], float], gains: Mapping[str, float], size: int,
     may_be_new: Callable[[str], bool],
 ) -> list[str]:  # fmt: skip
-    """Choose up to `size` pieces by byte-pair merges that go on where an old model stops.
+    """Choose up to `size` pieces by byte-pair merges that continue those of an old model.
 
     A piece is a string: all adjacent pairs that spell it are merged, as SentencePiece does.
 
     Args:
       words: counts of segmented words, which pieces do not cross.
-      gains: tokens saved by each character that is no old piece, infinite if it is required. A pair
-        saves no more than its characters, so it follows them.
+      gains: tokens saved by each new character, infinite if it is required. A pair saves at most as
+        many as its characters, so it follows them.
       may_be_new: whether a string of several characters may become a piece.
     """
     text = _Merging(words, may_be_new)
@@ -194,7 +192,7 @@ def merges(
         gain, is_merge, piece = heapq.heappop(queue)
         if is_merge:
             now = -text.gains.get(piece, 0.0)
-            if now > gain:  # the entry is out of date
+            if now > gain:  # an outdated entry
                 if now < 0:
                     heapq.heappush(queue, (now, 1, piece))
                 continue
@@ -226,7 +224,7 @@ class _Merging:
                 self._add(left)
 
     def _add(self, left: int) -> str | None:
-        """Count the pair that begins at a place; return its string if it may be merged."""
+        """Count the pair at a place; return its string if it may be merged."""
         pair = self._pieces[left] + self._pieces[self._after[left]]
         if pair not in self.gains:
             if pair not in self._allowed:

@@ -1,8 +1,8 @@
 """Segmentations of a text into pieces: expected counts, best paths, second-best paths.
 
-A text's lattice has a node between any two characters and an arc for every piece that matches
-there. Arcs follow the order of the text, so each pass reads memory sequentially. Every position has
-an arc of one character, if only an unknown one, so every text has a path.
+A text's lattice has a node between any two characters and an arc for every match of a piece. Arcs
+follow the order of the text, so each pass reads memory sequentially. Every position has an arc of
+one character, possibly unknown, so every text has a path.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from vocap.settings import LENGTH_BITS, MAX_PIECE_LENGTH
 _LENGTH_MASK = (1 << LENGTH_BITS) - 1
 _CHARACTER_BITS = 21  # code points stop at 0x10FFFF
 _EMPTY = np.int64(-1)
-# Range of path probabilities; runs that leave it are computed in logarithms.
+# Range of path probabilities; runs outside it need logarithms.
 _TINY, _HUGE = 1e-250, 1e250
 
 
@@ -43,7 +43,7 @@ class Lattice:
         path. `lengths` [V] count characters, `weights` [N] float64 the occurrences of each run.
         `nats`, an approximate negative log-likelihood per character, keeps numbers in range.
         """
-        with np.errstate(over="ignore"):  # overflowing runs are redone in logarithms
+        with np.errstate(over="ignore"):  # overflowing runs fall back to logarithms
             scaled = np.exp(log_probs + nats * lengths)
         return _expected_counts(
             self.offsets, self.begins, self.arcs, weights, log_probs, scaled, nats
@@ -86,7 +86,7 @@ class Trie:
     num_pieces: int
 
     def match(self, text: Text) -> Lattice:
-        """Find all matches in a text; a character that is no piece gets an arc of `num_pieces`."""
+        """Find all matches in a text; a character without a piece gets an arc of `num_pieces`."""
         begins, arcs = _match(
             text.characters, text.offsets,
             self.keys, self.children, self.piece_of_node, self.num_pieces,
@@ -275,7 +275,7 @@ def _best_path(first, last, begins, arcs, scores, best, back, out, size):
     length = last - first
     for i in range(1, length + 1):
         best[i] = -np.inf
-        # Where only excluded pieces lead, the path continues by one character.
+        # If only excluded pieces lead here, the path continues by one character.
         back[i] = arcs[begins[first + i - 1]]
     best[0] = 0.0
     for i in range(length):
@@ -287,7 +287,6 @@ def _best_path(first, last, begins, arcs, scores, best, back, out, size):
             if score > best[end]:
                 best[end] = score
                 back[end] = arc
-    # The path is traced back from its end.
     i, num_pieces = length, 0
     while i > 0:
         num_pieces += 1
@@ -347,7 +346,7 @@ def second_best(begins, arcs, scores, piece_begins, piece_lengths, counts, unkno
       scores: [V], -inf for excluded pieces.
       piece_begins, piece_lengths: [V] position and length of one occurrence of each piece.
       counts: [V] occurrences of each piece in the best segmentation of the text.
-      unknown_as: [V] the piece whose count is used for each piece.
+      unknown_as: [V] piece whose count stands for each piece's.
 
     Returns:
       Score of the best other path [V], its number of pieces [V] int32, and the sum over them of

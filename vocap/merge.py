@@ -22,10 +22,10 @@ from vocap.settings import (
     VocabularySettings,
 )
 
-# SentencePiece's trainer drops a piece when EM expects it less often than this. The pieces here
-# were chosen by their languages and stay; their expected counts are clipped to this minimum.
+# SentencePiece's trainer drops a piece that EM expects less often than this. The pieces here are
+# the choice of their languages and stay; their expected counts are clipped to this minimum.
 _MIN_EXPECTED_COUNT = 0.5
-_SCORE_STEPS = 1024  # per nat, see `write_model`
+_SCORE_STEPS = 1024  # per nat
 
 
 def fit_scores(
@@ -62,22 +62,19 @@ def write_model(
 
     `settings` have the fixed pieces, of which ids 0-4 are `SPECIALS`, and the normaliser.
 
-    Scores are natural-log probabilities; for `BPE` any numbers, the larger the earlier merged. They
-    are rounded to 1/1024 nat, since sums of such numbers are exact in the 32-bit floats of
-    SentencePiece. So paths of equal score stay equal in any order of the pieces, and every library
-    that reads the model breaks ties alike. Raises ValueError if a piece is empty, repeated, or
-    equal to a fixed one.
+    Scores are natural-log probabilities, `rounded`; for `BPE` any numbers, the larger the earlier
+    merged. Raise ValueError if a piece is empty, repeated, or equal to a fixed one.
     """
     settings = settings or VocabularySettings()
     occurrences = collections.Counter([*pieces, *settings.fixed, ""])
     wrong = [piece for piece, count in occurrences.items() if count > 1]
     if wrong:
         raise ValueError(
-            f"pieces must be distinct, not empty, and none of {' '.join(settings.fixed)[:80]}; got "
-            f"{wrong[:5]}"
+            f"pieces {wrong[:5]} are repeated, empty or fixed; they must be distinct, not empty, "
+            f"and none of {' '.join(settings.fixed)[:80]}"
         )
     proto = model_proto.ModelProto()
-    scores = np.round(np.asarray(scores) * _SCORE_STEPS) / _SCORE_STEPS
+    scores = rounded(scores)
     _add_fixed(proto, settings, scores, kind)
     piece_type = model_proto.ModelProto.SentencePiece
     for i in sorted(range(len(pieces)), key=lambda i: (-scores[i], pieces[i])):
@@ -99,6 +96,15 @@ def write_model(
     return serialized
 
 
+def rounded(scores: np.ndarray) -> np.ndarray:
+    """Round scores to 1/1024 nat: sums of such numbers are exact in SentencePiece's 32-bit floats.
+
+    So paths of equal score stay equal in any order of the pieces, and all libraries break ties
+    alike.
+    """
+    return np.round(np.asarray(scores) * _SCORE_STEPS) / _SCORE_STEPS
+
+
 def _add_fixed(proto: Message, settings: VocabularySettings, scores: np.ndarray, kind: str) -> None:
     """Add the pieces that are not learned, in the order of `settings.fixed`."""
     kinds = model_proto.ModelProto.SentencePiece
@@ -107,8 +113,8 @@ def _add_fixed(proto: Message, settings: VocabularySettings, scores: np.ndarray,
     types |= dict.fromkeys(settings.user_defined_symbols, kinds.USER_DEFINED)
     types |= dict.fromkeys(settings.byte_pieces, kinds.BYTE)
     types |= dict.fromkeys(settings.whitespace_pieces, kinds.NORMAL)
-    # Of several blanks the longest piece wins, as all score alike. Merges make words first, and
-    # come one after another, since libraries differ in which of two equal ones is first.
+    # All pieces of blanks score alike, so that the longest wins. Merges make words first. They have
+    # different scores, since libraries differ in the order of equal ones.
     best, last = scores.max(initial=0.0), scores.min(initial=0.0)
     is_unigram = kind == UNIGRAM
     in_order = sorted(settings.whitespace_pieces, key=lambda piece: ("\r" not in piece, len(piece)))

@@ -1,4 +1,4 @@
-"""Methods of choosing the pieces of a joint vocabulary: VoCap and its baselines.
+"""Methods that choose the pieces of a joint vocabulary: VoCap and its baselines.
 
 - vocap: Algorithm 1.
 - proportional, uniform: languages grow in proportion to q, or equally.
@@ -9,9 +9,8 @@
 - union: merges of the mixture, pruned by the tokens that they save (`vocap.union`).
 - byte_bpe: merges of the bytes of the mixture (`vocap.byte_bpe`).
 
-All meet the same target exactly. The same EM then scores their pieces. Those of union are scored on
-a mixture of its own, and those of bpe and byte_bpe by the order of their merges, which also
-segments text.
+All meet the same target exactly. The same EM then scores their pieces, for union on a mixture of
+its own. The order of their merges scores the pieces of bpe and byte_bpe, and segments text.
 """
 
 import dataclasses
@@ -30,8 +29,8 @@ from vocap.unigram import Vocabularies
 if TYPE_CHECKING:
     from vocap.mixture_trainer import MixtureTrainer
 
-_FINGERPRINT = 30_000  # pieces that languages are compared by, if all have that many
-_CLUSTER_SIZES = 40  # sizes at which a cluster's vocabulary is trained
+_FINGERPRINT = 30_000  # pieces to compare languages by, if all have so many
+_CLUSTER_SIZES = 40  # trained sizes of a cluster's vocabulary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +38,8 @@ class Choice:
     """The pieces of a joint vocabulary, exactly as many as the budget, in code point order.
 
     `scores` [V] float64 are log probabilities, or for merges any numbers, the larger the earlier
-    merged. They are final if it `is_scored`, and else the first ones of EM. `allocation` has sizes
-    per language, or per cluster of `groups`; None for pieces of the mixture.
+    merged. They are final if it `is_scored`, else EM starts from them. `allocation` has sizes per
+    language, or per cluster of `groups`; None for pieces of the mixture.
     """
 
     pieces: tuple[str, ...]
@@ -92,7 +91,7 @@ def _together(
     *,
     is_scored: bool = False,
 ) -> Choice:
-    """Choose pieces that were trained on the mixture of all languages."""
+    """Choose the trained pieces of the mixture of all languages."""
     order = sorted(range(len(pieces)), key=pieces.__getitem__)
     return Choice(
         pieces=tuple(pieces[i] for i in order),
@@ -139,7 +138,7 @@ def _groups(
     vocabularies: Mapping[str, Vocabularies], num_clusters: int
 ) -> dict[str, tuple[str, ...]]:
     """Return languages of similar vocabularies, by the names of their clusters."""
-    # Vocabularies of different sizes would look dissimilar whatever their pieces.
+    # Vocabularies of different sizes would always look dissimilar.
     common = min(_FINGERPRINT, *(v.curve.sizes[-1] for v in vocabularies.values()))
     at = {
         language: int(np.abs(np.array(v.curve.sizes) - common).argmin())
@@ -182,6 +181,6 @@ def _allocated(
             if piece in mixed:
                 mixed[piece] += probabilities[name] * float(np.exp(log_prob))
     values = np.fromiter(mixed.values(), np.float64, len(mixed))
-    # Pieces of the step before a partial last one may no longer be in any chosen vocabulary.
+    # A piece of the step before a partial last one may be in no chosen vocabulary.
     initial = np.log(np.maximum(values, values[values > 0].min()))
     return Choice(allocation.pieces, initial, allocation, groups)

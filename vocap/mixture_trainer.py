@@ -1,11 +1,11 @@
-"""Training of pieces on several languages together, each result cached under what it depends on."""
+"""Training of pieces on several languages together; a hash of its inputs caches each result."""
 
 import dataclasses
 import functools
 import logging
 import pathlib
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -23,11 +23,12 @@ from vocap import (
     union,
 )
 from vocap.allocation import language_probabilities
+from vocap.pretokens import Texts
 from vocap.settings import VocabularySettings
-from vocap.union import Scored, Texts
+from vocap.union import Scored
 from xlm.common import artifacts
 
-# Sentences, or a table of runs that was counted elsewhere.
+# Sentences, or the path of a table of runs.
 Source = Sequence[str] | pathlib.Path
 
 
@@ -86,9 +87,8 @@ class MixtureTrainer:
                 return found
             raise ValueError(
                 f"no vocabulary of {sizes[0]} to {sizes[-1]} pieces can be trained on "
-                f"{', '.join(languages)} together: the sizes must exceed their characters and "
-                "be small enough for the text to fill; change vocab.target_size, or leave the "
-                "method out of vocab.compare"
+                f"{', '.join(languages)} together: the text must have fewer characters and fill a "
+                "size; change vocab.target_size, or leave the method out of vocab.compare"
             )
 
         path = self.cache / "together" / f"{key}.npz"
@@ -131,8 +131,7 @@ class MixtureTrainer:
 
         def make() -> dict[str, Any]:
             logging.info(
-                "training other sizes and parities for report.html; vocab.explore=False leaves "
-                "them out"
+                "training other sizes and parities for report.html; vocab.explore=False skips them"
             )
             _, tables, shares, fairest = self._ends("union")
             found = tradeoff.measure(
@@ -173,19 +172,18 @@ class MixtureTrainer:
         """Return the trainer of "union" or "bytes", its text, and the shares of parity 0."""
         beta, languages = self.settings.beta, self.languages
         shares = {language: one.probability**beta for language, one in languages.items()}
-        trainer, (train, _) = (
-            (byte_bpe, self.byte_pretokens) if name == "bytes" else (union, self.tables)
-        )
-        return trainer, self._truncated(train), shares
+        if name == "bytes":
+            return byte_bpe, self._truncated(self.byte_pretokens[0]), shares
+        return union, self._truncated(self.tables[0]), shares
 
     def _ends(
         self, name: str
     ) -> tuple[types.ModuleType, Texts, dict[str, float], dict[str, float]]:
-        """Return what `_beginning` does, and the shares of parity 1, which are cached."""
+        """Return the results of `_beginning`, and the shares of parity 1, which are cached."""
         trainer, tables, shares = self._beginning(name)
 
         def make() -> dict[str, float]:
-            logging.info("searching the shares at which all languages cost the same")
+            logging.info("searching shares at which all languages cost the same")
             return union.fairest_shares(
                 tables, shares, self._measured(name), self.settings,
                 is_parallel=bool(self.parallel), count=trainer.count_tokens,
@@ -197,21 +195,15 @@ class MixtureTrainer:
         return trainer, tables, shares, fairest
 
     def _measured(self, name: str) -> Texts:
-        """Text that the costs of "union" or "bytes" are measured on: parallel, or held out."""
+        """Return the text to measure the costs of "union" or "bytes" on: parallel, or held out."""
         if not self.parallel:
             return (self.byte_pretokens if name == "bytes" else self.tables)[1]
-        rules = self.settings.rules
-        return {
-            language: byte_bpe.count(text)
-            if name == "bytes"
-            else pretokens.count_pretokens(text, rules)
-            for language, text in self.parallel.items()
-        }
+        count: Callable = functools.partial(pretokens.count_pretokens, rules=self.settings.rules)
+        count = byte_bpe.count if name == "bytes" else count
+        return {language: count(text) for language, text in self.parallel.items()}
 
     @functools.cached_property
-    def tables(
-        self,
-    ) -> tuple[dict[str, pretokens.PretokenTable], dict[str, pretokens.PretokenTable]]:
+    def tables(self) -> tuple[Texts, Texts]:
         """Training and held-out text by language."""
         heldout = {language: one.heldout for language, one in self.languages.items()}
         return (
@@ -220,11 +212,9 @@ class MixtureTrainer:
         )
 
     @functools.cached_property
-    def byte_pretokens(
-        self,
-    ) -> tuple[dict[str, pretokens.PretokenTable], dict[str, pretokens.PretokenTable]]:
-        """The same as `byte_bpe` counts it."""
-        # No source is a table, as `byte_bpe.check` makes sure.
+    def byte_pretokens(self) -> tuple[Texts, Texts]:
+        """Training and held-out text by language, as `byte_bpe` counts it."""
+        # `byte_bpe.check` refuses tables as sources.
         train, heldout = (
             {one: byte_bpe.count(cast(Sequence[str], of[one])) for one in tables}
             for of, tables in zip((self.sources, self.heldout), self.tables, strict=True)
@@ -280,14 +270,11 @@ class MixtureTrainer:
         tables = {language: self.languages[language].table for language in languages}
         return pretokens.mixture(self._truncated(tables), self._shares(languages))
 
-    def _truncated(
-        self, tables: Mapping[str, pretokens.PretokenTable]
-    ) -> Mapping[str, pretokens.PretokenTable]:
+    def _truncated(self, tables: Texts) -> Texts:
         """Return tables of about `max_characters` together.
 
-        Each language loses the same share of its characters. Taking the most frequent runs of the
-        mixture itself would discriminate against languages without spaces, since most of their runs
-        occur once.
+        Each language loses the same share of its characters. The most frequent runs of the mixture
+        itself would leave out languages without spaces, since most of their runs occur once.
         """
         limit = self.settings.max_characters
         total = sum(len(table.text.characters) for table in tables.values())
@@ -301,16 +288,14 @@ class MixtureTrainer:
         return tables
 
     def _sentences(self, languages: tuple[str, ...]) -> list[str]:
-        """Draw sentences so that language i makes up the share q_i of the bytes."""
+        """Draw sentences in which language i has the share q_i of the bytes."""
         total = sum(self.languages[language].table.num_bytes for language in languages)
         generator = np.random.default_rng(self.settings.seed)
         drawn: list[str] = []
         for language, share in self._shares(languages).items():
             source = self.sources[language]
-            if isinstance(source, pathlib.Path):
-                raise ValueError(
-                    "vocab.trainer = sentencepiece needs text; tables of runs do not suffice"
-                )
+            # `unigram.train_vocabularies` has refused tables.
+            assert not isinstance(source, pathlib.Path)
             copies = share * total / self.languages[language].table.num_bytes
             drawn.extend(sentence for sentence in source for _ in range(int(copies)))
             rest = generator.random(len(source)) < copies % 1

@@ -1,9 +1,9 @@
-"""The messages of a SentencePiece model file, for the fields that this project reads or sets.
+"""The messages of a SentencePiece model file, with the fields that this project reads or sets.
 
-The sentencepiece package brings classes generated for one release of protobuf, which refuse every
-older runtime, and protobuf 6 is what Apache Beam and much of Google Cloud ask for. These classes
-are made at import from the table below and take any runtime; a field that is not listed is kept as
-it is when a model is written again. Numbers and defaults: sentencepiece_model.proto.
+The classes of the sentencepiece package are generated for one release of protobuf and refuse older
+runtimes. But Apache Beam and much of Google Cloud require protobuf 6. The import makes the classes
+here from the table below, for any runtime. They keep the value of a field that is not listed.
+Numbers and defaults: sentencepiece_model.proto.
 """
 
 from typing import Any
@@ -67,7 +67,7 @@ def _classes() -> tuple[Any, ...]:
         outer, _, own = name.rpartition(".")
         message = messages[outer].nested_type.add() if outer else file.message_type.add()
         message.name = own
-        # As in the original, which lets other tools add fields of their own.
+        # As in the original, so that other tools can add fields.
         message.extension_range.add(start=200, end=1 << 29)
         messages[name] = message
         for row in rows:

@@ -1,14 +1,14 @@
 """Unigram vocabularies of every size in one training: trunk and cut.
 
-SentencePiece's unigram training starts from up to a million seeds and alternates two EM iterations
+SentencePiece's unigram training starts from up to a million seeds. It alternates two EM iterations
 with a prune of the pieces that cost the likelihood least: a quarter, or the excess over 1.1 t if
 that is less. Only the last prune depends on the target size t. So one training without a target,
-the trunk, serves all sizes: each target cuts the trunk's ranking at its own last prune, then takes
+the trunk, serves all sizes. Each target cuts the trunk's ranking at its own last prune, then takes
 its required characters and the best-scored pieces.
 
 Besides those of `seeds`, differences from SentencePiece 0.2.3 are below its own rounding. Sums are
-in double precision, which decides near-ties. Its last check for pieces that no text can reach is
-omitted, since the preceding prune has just removed those.
+in double precision, which decides near-ties. Its last check for unreachable pieces is omitted,
+since the preceding prune removes them.
 """
 
 import dataclasses
@@ -64,9 +64,9 @@ def train(
     max_piece_length: int,
     max_seeds: int,
 ) -> NestedVocabularies:
-    """Train the vocabularies of all feasible `sizes`, which do not count the unknown piece.
+    """Train the vocabularies of all feasible `sizes`, by default `sizes_of_text` up to `limit`.
 
-    Without sizes they are those of `sizes_of_text` up to `limit`.
+    Sizes do not count the unknown piece.
     """
     text = cover(table, character_coverage)
     size = len(text.alphabet)
@@ -98,7 +98,7 @@ def train(
 
 
 def sizes_of_text(num_characters: int, limit: int) -> list[int]:
-    """Return sizes from the characters alone up to a limit, each step an eighth above the last."""
+    """Return sizes from the number of characters up to a limit, each step an eighth larger."""
     more = [0, _LEAST_STEP]
     while num_characters + more[-1] < limit:
         more.append(more[-1] + max(_LEAST_STEP, more[-1] // 8))
@@ -139,8 +139,8 @@ class Ranking:
 class Trunk:
     """The training without a target: pieces, scores, and the lattice of the text.
 
-    Pieces 0 to A - 1 are the characters. Those that drop out of the model stay in the lattice as
-    unknown, so that every text has a path.
+    Pieces 0 to A - 1 are the characters. Characters that drop out of the model stay in the lattice
+    as unknown, so that every text has a path.
     """
 
     def __init__(self, text: TrainingText, seeds: Seeds) -> None:
@@ -169,9 +169,9 @@ class Trunk:
             self._restrict(stays)
 
     def rank(self, *, by_tokens: bool = False) -> Ranking:
-        """Rank pieces by the loss of likelihood of the text without them, or by the tokens added.
+        """Rank pieces by the loss of likelihood without them or, `by_tokens`, by the tokens added.
 
-        Either takes the second-best segmentation of the piece itself for its occurrences.
+        The second-best segmentation of the piece itself replaces its occurrences.
         """
         scores = self._with_unknown()
         paths = self._lattice.best_paths(scores)
@@ -211,13 +211,13 @@ class Trunk:
     def first_ranked(self, ranking: Ranking, target: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the seeds of all characters and of the first candidates, and their scores.
 
-        They are `target` in all, or fewer where the candidates are.
+        They are `target` in all, or fewer if there are too few candidates.
         """
         ids = np.concatenate([np.arange(self._size), ranking.candidates[: target - self._size]])
         return self._seed_of[ids], self._with_unknown()[ids]
 
     def cut(self, ranking: Ranking, target: int) -> SizedVocabulary | None:
-        """Return the vocabulary of `target` pieces, or None if the text does not fill it."""
+        """Return the vocabulary of `target` pieces, or None if the text cannot fill it."""
         kept = ranking.first(desired(target))
         lowest = self._scores[kept].min(initial=0.0)
         scores = np.full(len(self._scores), -np.inf)

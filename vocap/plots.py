@@ -11,10 +11,7 @@ _MAX_LINES = 20  # per panel; more languages get a panel for each third
 
 
 def plot_curves(record: Record) -> str:
-    """Draw ALP against vocabulary size per language, with the allocated size (paper Figure 1).
-
-    There is one panel, or one per third of many languages.
-    """
+    """Draw ALP against vocabulary size per language, with the allocated size (paper Figure 1)."""
     languages = by_amount(record)
     parts = {"": languages}
     if len(languages) > _MAX_LINES:
@@ -41,7 +38,7 @@ def plot_curves(record: Record) -> str:
 
 
 def plot_sizes(record: Record) -> str:
-    """Draw the allocated size per language (paper Table 9): its smallest size and its growth."""
+    """Draw the smallest size and the growth of each language (paper Table 9)."""
     named, rows = allocated(record), range(len(allocated(record)))
     sizes = [one["allocated"] for _, one in named]
     first = [one["sizes"][0] if "sizes" in one else 0 for _, one in named]

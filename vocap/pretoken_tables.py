@@ -5,7 +5,7 @@ and the number of sentences. Then comes one line per distinct run, `run TAB coun
 `pretokens.PretokenTable`), in code point order. No rules leave tabs or line feeds in a run.
 
 Tables of parts of a text merge into the table of the whole text, byte for byte, in any order and
-grouping: counts add up, and `follow` becomes `MIXED` where the parts differ.
+grouping: counts add up, and `follow` becomes `MIXED` if the parts differ.
 """
 
 import array
@@ -41,13 +41,13 @@ _HEADER_PATTERN = re.compile(rb"vocap-runs=1\tnormalizer=([a-z_0-9-]+)\tsentence
 _LINE = re.compile(
     rb"([^\t\n]+)\t([1-9][0-9]{0,15})\t(0|[1-9][0-9]?|1[0-9][0-9]|2[0-4][0-9]|25[0-6])\n"
 )
-# Every writer compresses lines in groups of this size, so that equal tables give equal bytes, even
-# with a zlib whose output depends on the sizes of the writes.
+# Every writer compresses lines in groups of this size. So equal tables give equal bytes, even with
+# a zlib whose output depends on the sizes of the writes.
 _LINES_AT_ONCE = 10_000
 _DEFAULT_RULES = TextRules().name
 _MAX_OPEN_FILES = 64
 _PART_COMPRESSION, _COMPRESSION = 1, 6  # of temporary and of final tables
-# Runs of text are short, and text compresses to a fifth. Other files could exhaust memory.
+# Runs are short, and text compresses to a fifth. Other files could exhaust memory.
 _MAX_LINE_BYTES, _MAX_RATIO, _UNCHECKED_BYTES = 1 << 26, 100, 1 << 26
 _BATCH_SENTENCES = 20_000
 _BATCH_CHARACTERS = 4_000_000
@@ -58,14 +58,14 @@ _AGAIN = "copy the file again, or count the text again"
 
 
 class Header(NamedTuple):
-    """First line of a table: sentences counted, and the name of the rules (`TextRules.name`)."""
+    """First line of a table: number of sentences, and name of the rules (`TextRules.name`)."""
 
     num_sentences: int
     rules: str = _DEFAULT_RULES
 
 
 class Size(NamedTuple):
-    """Size of a table: sentences counted and distinct runs."""
+    """Size of a table: sentences and distinct runs."""
 
     num_sentences: int
     num_runs: int
@@ -80,7 +80,7 @@ def write_table(path: Path, table: pretokens.PretokenTable) -> None:
 
 def read_table(path: Path) -> pretokens.PretokenTable:
     """Read a table; raise ValueError, with the line, if it is damaged or of another version."""
-    # Growing buffers, since lists of Python objects would take several times the table's memory.
+    # Growing buffers: lists of Python objects would take several times the table's memory.
     characters, lengths = bytearray(), array.array("q")
     counts, follow = array.array("q"), array.array("h")
     with open(path, "rb") as file:
@@ -108,8 +108,8 @@ def merge_tables(paths: Iterable[Path], out: Path) -> Size:
     """Merge tables into one in constant memory; many tables are merged in rounds.
 
     Files called `NAME-00003-of-00032.runs.gz`, also with `_` or `.` behind NAME, are parts of one
-    table. `NAME.heldout.runs.gz` is a table of held-out text. Raises ValueError if there is no
-    table, parts are missing, only some tables are of held-out text, their rules differ, or one is
+    table. `NAME.heldout.runs.gz` is a table of held-out text. Raise ValueError if there is no
+    table, parts are missing, only some tables have held-out text, their rules differ, or one is
     malformed (see `read_table`).
     """
     tables = [places.path(path) for path in paths]
@@ -126,7 +126,7 @@ def _merge_in_rounds(tables: Sequence[pathlib.Path], out: pathlib.Path) -> Size:
         while len(tables) > _MAX_OPEN_FILES:
             part = folder / f"merged-{merged}"
             _merge(tables[:_MAX_OPEN_FILES], part, _PART_COMPRESSION)
-            # Appended, so that each round passes over all tables before the next begins.
+            # Appended, so that each round passes over all tables first.
             tables, merged = [*tables[_MAX_OPEN_FILES:], part], merged + 1
         with artifacts.atomic_path(out) as aside:
             return _merge(tables, aside, _COMPRESSION)
@@ -234,8 +234,8 @@ class BoundedCounter(contextlib.ExitStack):
 class HeldOut:
     """Choice of the sentences to hold out: a `fraction` in [0, 1) of the distinct normalised ones.
 
-    A hash of the text decides, so the choice does not depend on positions or files, and repetitions
-    share it. A larger fraction holds out a superset of a smaller one.
+    A hash of the text decides, whatever its position or file, so repetitions share the choice. A
+    larger fraction adds to the sentences of a smaller one.
     """
 
     def __init__(self, fraction: float, seed: int = 0) -> None:
@@ -254,7 +254,7 @@ class HeldOut:
 
 
 def batches(sentences: Iterable[str]) -> Iterator[list[str]]:
-    """Yield batches of a text that are large enough for speed and bounded in memory."""
+    """Yield batches of a text, large enough for speed and bounded in memory."""
     batch: list[str] = []
     characters = 0
     for sentence in sentences:
@@ -272,7 +272,7 @@ def write_entries(
 ) -> Size:
     """Write a table's bytes from distinct, ascending `entries`; `compression` is gzip's level."""
     num_runs, remaining = 0, iter(entries)
-    # Neither name nor time in the gzip header, so that equal tables give equal bytes.
+    # No name and time in the gzip header, so that equal tables give equal bytes.
     with gzip.GzipFile("", "wb", compression, file, mtime=0) as compressed:
         compressed.write(_HEADER.format(header.rules, header.num_sentences).encode())
         while batch := list(itertools.islice(remaining, _LINES_AT_ONCE)):
@@ -287,16 +287,15 @@ def write_entries(
 def read_entries(file: BinaryIO, name: str) -> tuple[Header, Iterator[Entry]]:
     """Return the header of a table, and an iterator over its entries in order.
 
-    `file` must stay open while the entries are read. Raises as `read_table`, also from the
-    iterator.
+    `file` must stay open until the last entry. The function and the iterator raise as `read_table`.
     """
     lines = _lines(file, name)
     first = next(lines, b"")
     if not (match := _HEADER_PATTERN.fullmatch(first)):
         expected = _HEADER.format(_DEFAULT_RULES, "N")
         raise ValueError(
-            f"{name}, line 1: expected {expected!r}, found {first[:80]!r}; this is no table of run "
-            "counts, or one of another version: count the text again"
+            f"{name}, line 1: expected {expected!r}, found {first[:80]!r}; this is not a table of "
+            "run counts, or it has another version: count the text again"
         )
     return Header(int(match[2]), match[1].decode()), _parsed(lines, name)
 
@@ -315,7 +314,7 @@ def _lines(file: BinaryIO, name: str) -> Iterator[bytes]:
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(
             f"{name}, after line {number}: cannot be read ({error}); the file may be cut off, "
-            f"damaged, or no table of run counts: {_AGAIN}"
+            f"damaged, or not a table of run counts: {_AGAIN}"
         ) from error
 
 
@@ -328,12 +327,12 @@ def _parsed(lines: Iterator[bytes], name: str) -> Iterator[Entry]:
             run.decode()
         except (AttributeError, UnicodeDecodeError) as error:
             raise ValueError(
-                f"{name}, line {number}: expected a run, a tab, its count, a tab and the byte that "
-                f"follows, found {line[:80]!r}; {_AGAIN}"
+                f"{name}, line {number}: expected a run, a tab, its count, a tab and the next "
+                f"byte, found {line[:80]!r}; {_AGAIN}"
             ) from error
         if run <= last:
             raise ValueError(
-                f"{name}, line {number}: {run.decode()!r} behind {last.decode()!r}; runs must be "
+                f"{name}, line {number}: {run.decode()!r} after {last.decode()!r}; runs must be "
                 f"distinct and in code point order: {_AGAIN}"
             )
         yield run, pretokens.pack_count(int(count), int(follow))
@@ -378,7 +377,7 @@ def _write_packed(
 
 
 def _check_parts(paths: Sequence[pathlib.Path]) -> None:
-    """Check that each set of numbered parts is complete: a missing one would go unnoticed."""
+    """Check that each set of numbered parts is complete."""
     found: dict[tuple[pathlib.Path, str, str, int], set[int]] = {}
     for path in paths:
         # Not the whole path: a folder may be called job-3-of-8.
@@ -394,14 +393,14 @@ def _check_parts(paths: Sequence[pathlib.Path]) -> None:
 
 
 def _check_kinds(paths: Sequence[pathlib.Path]) -> None:
-    """Check that none or all tables are of held-out text: a pattern easily matches both."""
+    """Check that all tables or none have held-out text: a pattern easily matches both."""
     heldout = [path for path in paths if path.name.endswith(_HELDOUT)]
     if heldout and len(heldout) < len(paths):
         other = next(path for path in paths if path not in heldout)
         raise ValueError(
-            f"{heldout[0]} is of text that was held out, {other} is not; merge the tables of each "
-            f"kind alone, into <lang>.runs.gz and <lang>{_HELDOUT}, or what was held out is "
-            "trained on: keep the two kinds in folders of their own"
+            f"{heldout[0]} is a table of held-out text, {other} is not; together, held-out text "
+            f"would be trained on: merge each kind separately, into <lang>.runs.gz and "
+            f"<lang>{_HELDOUT}, and keep them in separate folders"
         )
 
 

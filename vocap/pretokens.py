@@ -3,8 +3,8 @@
 A piece of a unigram vocabulary never crosses a space or a change of Unicode script. So the best
 segmentation of a sentence is that of its script runs, and distinct runs with counts represent the
 whole corpus exactly. Such a table is smaller than one of words: punctuation, digits and the words
-they touch are separate runs. `text_rules` has other ways to cut. White space that is kept has
-pieces of its own, so that no run holds any.
+they touch are separate runs. `text_rules` has other ways to cut. Kept white space has pieces of its
+own and is in no run.
 """
 
 import collections
@@ -25,24 +25,24 @@ from vocap.text_rules import SPACE, TextRules
 
 # Options of all trainings by SentencePiece, whose only special piece is the unknown.
 TRAINER: dict[str, Any] = {
-    "max_sentence_length": 1 << 20,  # it would silently skip longer lines, but the ALP counts them
+    "max_sentence_length": 1 << 20,  # it silently skips longer lines, which the ALP counts
     "unk_id": 0,
     "bos_id": -1,
     "eos_id": -1,
-    "num_threads": 1,  # with more, scores would depend on the machine by the order of float sums
+    "num_threads": 1,  # with more, the order of float sums would depend on the machine
     "minloglevel": 2,
 }
-MIXED = 256  # `PretokenTable.follow` of a run that is followed by different bytes
+MIXED = 256  # `PretokenTable.follow` of a run before different bytes
 
 _SENTENCES_AT_ONCE = 20_000
 _MAX_PENDING_WORDS = 2_000_000
 _END = "\n"  # end of a sentence, and of a run before kept white space or a symbol
 _KEPT = str.maketrans(dict.fromkeys("\n\r\t", _END))
-_SYMBOL = "\ue000"  # stands for a user-defined symbol until text is normalised
-_WORDS_AT_ONCE = 100_000  # cut by a pattern
+_SYMBOL = "\ue000"  # stands for a user-defined symbol during normalisation
+_WORDS_AT_ONCE = 100_000  # for a pattern to cut
 _FOLLOW_BITS = 9  # low bits of a packed (count, follow)
 _FOLLOW_MASK = (1 << _FOLLOW_BITS) - 1
-_SCRIPTS = np.full(sys.maxunicode + 1, -1, np.int16)  # of code points, as far as they were met
+_SCRIPTS = np.full(sys.maxunicode + 1, -1, np.int16)  # of code points met so far
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,9 +76,9 @@ class PretokenTable:
       counts: [N] int64, occurrences of each run; float64 in a `mixture`.
       follow: [N] int16, UTF-8 byte after the run: 0 at the end of a sentence, `MIXED` if it differs
         among occurrences. SentencePiece's choice of seeds depends on it (see `seeds`).
-      num_sentences: non-empty sentences counted, the |D| of Eq. 1.
-      rules: name of the rules that the text was counted by.
-      required: characters that a vocabulary must have, whether or not the text has them.
+      num_sentences: non-empty sentences, the |D| of Eq. 1.
+      rules: name of the rules of text.
+      required: characters that a vocabulary must have, even if the text lacks them.
     """
 
     text: Text
@@ -92,7 +92,7 @@ class PretokenTable:
     def num_bytes(self) -> float:
         """UTF-8 bytes of the text, one for each space: the n_i of Eq. 3.
 
-        Words would be ill-defined in scripts without spaces, and papers publish sizes in bytes.
+        Papers publish sizes in bytes, and words are ill-defined in scripts without spaces.
         """
         characters = self.text.characters
         sizes = 1 + np.searchsorted((0x80, 0x800, 0x10000), characters, side="right")
@@ -104,14 +104,15 @@ class PretokenTable:
         return list(self.text.strings())
 
 
-def mixture(
-    tables: Mapping[str, PretokenTable], probabilities: Mapping[str, float]
-) -> PretokenTable:
-    """Mix the text of all languages so that language i makes up the share q_i of the bytes.
+Texts = Mapping[str, PretokenTable]  # by language
 
-    The total number of bytes is preserved, so rare runs stay rare. Counts are float64. A run of
-    several languages has one entry per language, which does not affect results. Shares are
-    renormalised over the languages given.
+
+def mixture(tables: Texts, probabilities: Mapping[str, float]) -> PretokenTable:
+    """Mix the text of all languages; language i has the share q_i of the bytes.
+
+    The total number of bytes stays the same, so rare runs stay rare. Counts are float64. A run of
+    several languages has one entry per language, which does not affect results. Shares need not sum
+    to one.
     """
     languages = sorted(tables)
     total = sum(tables[language].num_bytes for language in languages)
@@ -136,7 +137,7 @@ def most_frequent(table: PretokenTable, max_characters: int) -> PretokenTable:
     """Return the most frequent runs of a table, up to `max_characters` in all; 0 for all runs.
 
     A hash breaks ties, since most runs occur once in scripts without spaces. The number of
-    sentences is scaled with the text, which preserves averages over sentences.
+    sentences shrinks with the text, which preserves averages over sentences.
     """
     lengths = np.diff(table.text.offsets)
     if not max_characters or lengths.sum() <= max_characters:
@@ -171,7 +172,7 @@ class PretokenCounter:
     def __init__(self, rules: TextRules | None = None) -> None:
         self._rules = rules or TextRules()
         self._normalize = self._rules.processor().normalize
-        # The longest first, in text that is not normalised yet, as SentencePiece matches them.
+        # The longest first, before normalisation, as SentencePiece matches them.
         symbols = sorted(self._rules.user_defined_symbols, key=len, reverse=True)
         self._symbols = re.compile("|".join(map(re.escape, symbols)))
         self._words: collections.Counter[str] = collections.Counter()
@@ -232,9 +233,9 @@ class PretokenCounter:
             runs[run] = value if old is None else merge_counts(old, value)
 
     def _matches(self, words: Sequence[str]) -> np.ndarray:
-        """Return [C] bool, where in the words, each behind a space, a match of the pattern begins.
+        """Return [C] bool, beginnings of matches of the pattern in words, each after a space.
 
-        Matches see the blank before a word and, at the end of a sentence, that nothing follows.
+        Matches see the blank before a word, and nothing after the end of a sentence.
         """
         cut = splitter(self._rules.pattern)
         ends = np.cumsum([1 + len(word) for word in words])
@@ -255,20 +256,21 @@ class PretokenCounter:
 
 
 def splitter(pattern: str) -> Any:
-    """Return a splitter of `tokenizers`, so that matches are those of exported tokenizers."""
+    """Return a splitter of `tokenizers`, so that exported tokenizers match alike."""
     import tokenizers
 
     try:
         compiled = tokenizers.Regex(pattern)
     except Exception as error:  # of this very class
         raise ValueError(
-            f"vocab.pattern is {pattern!r}, no regular expression of Oniguruma: {error}"
+            f"vocab.pattern is {pattern!r}, not a regular expression of Oniguruma ({error}); "
+            "correct it"
         ) from None
     return tokenizers.pre_tokenizers.Split(compiled, "isolated")
 
 
 def pack_count(count: int, follow: int) -> int:
-    """Pack count and follow of a run into one integer, for `merge_counts`."""
+    """Pack count and follow of a run into one integer."""
     return count << _FOLLOW_BITS | follow
 
 
@@ -314,7 +316,7 @@ def _script_number(script: str) -> int:
 def _scripts_of(characters: np.ndarray) -> np.ndarray:
     """Return [C] int16 script numbers; see `_script_number`."""
     for c in set(characters[_SCRIPTS[characters] < 0].tolist()):
-        # The prolonged sound mark belongs to Katakana and Hiragana, formally to neither.
+        # The prolonged sound mark belongs to Katakana and Hiragana, in Unicode to neither.
         script = "Kana" if c == 0x30FC else unicodedata.script(chr(c))
         _SCRIPTS[c] = _script_number(script)
     return _SCRIPTS[characters]
@@ -339,7 +341,7 @@ def _is_decimal(characters: np.ndarray) -> np.ndarray:
 
 @numba.njit(cache=True)
 def _script_changes(characters, scripts, space):
-    """Return [C] bool, whether a character is of another script than the text before it."""
+    """Return [C] bool, whether a character's script differs from that of the text before it."""
     breaks = np.zeros(len(characters), np.bool_)
     script = 0
     for i in range(len(characters)):
@@ -360,7 +362,7 @@ def _script_changes(characters, scripts, space):
 def _split(characters, breaks, space):
     """Cut words joined by spaces at line feeds, which are left out, and before spaces and `breaks`.
 
-    Returns begin, end, following byte and word of each run.
+    Return begin, end, following byte and word of each run.
     """
     begins = np.empty(len(characters), np.int64)
     ends = np.empty(len(characters), np.int64)
@@ -397,7 +399,7 @@ def _hashes(characters, offsets):
         value = np.uint64(0xCBF29CE484222325)
         for i in range(offsets[run], offsets[run + 1]):
             value = (value ^ np.uint64(characters[i])) * np.uint64(0x100000001B3)
-        # So far the last characters affect the lower bits only, but sorting compares the upper.
+        # So far the last characters affect only the lower bits; sorting compares the upper ones.
         value = (value ^ (value >> np.uint64(32))) * np.uint64(0xFF51AFD7ED558CCD)
         hashes[run] = value ^ (value >> np.uint64(32))
     return hashes

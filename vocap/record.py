@@ -55,8 +55,9 @@ def read(path: pathlib.Path) -> Record:
     for language, one in found["languages"].items():
         if one["allocated"] not in (None, *one["sizes"]) or len(one["alp"]) != len(one["sizes"]):
             raise ValueError(
-                f"{path}: languages.{language} has sizes {one['sizes']}, of which one must be its "
-                f"allocated {one['allocated']}, and each have an alp; {remedy}"
+                f"{path}: languages.{language} has sizes {one['sizes']} and alp of "
+                f"{len(one['alp'])}; each size must have an alp, and allocated, "
+                f"{one['allocated']}, be one of the sizes; {remedy}"
             )
     return found
 
@@ -64,8 +65,7 @@ def read(path: pathlib.Path) -> Record:
 def allocation_record(vocabulary: BuiltVocabulary, settings: VocabularySettings) -> dict[str, Any]:
     """Return the JSON-serialisable record of a build; the pieces are in the model.
 
-    The allocation of a language is stored with the language, that of a cluster of several (method
-    "clustered") with the cluster.
+    An allocation is stored with its language or, for the method "clustered", with its cluster.
     """
     allocation = vocabulary.choice.allocation
     of_languages = allocation is not None and set(allocation.sizes) == set(vocabulary.languages)
@@ -83,7 +83,7 @@ def allocation_record(vocabulary: BuiltVocabulary, settings: VocabularySettings)
 
 
 def by_amount(record: Record) -> Named:
-    """Return the languages, those with most text first."""
+    """Return the languages, most text first."""
     return sorted(record["languages"].items(), key=lambda item: (-item[1]["amount"], item[0]))
 
 
@@ -95,14 +95,14 @@ def allocated(record: Record) -> Named:
 
 
 def methods(record: Record) -> list[str]:
-    """Return the methods that have scores, with the method built in first place."""
+    """Return the methods with scores, the built method first."""
     settings = record["settings"]
     wanted = dict.fromkeys((settings["method"], *settings["compare"]))
     return [method for method in wanted if record["scores"].get(method)]
 
 
 def score_groups(record: Record) -> dict[str, list[str]]:
-    """Return the languages with scores by resource group, and all; those with most text first."""
+    """Return the languages with scores by resource group, and all; most text first."""
     scored = record["scores"][methods(record)[0]]
     found = [(name, one["resource"]) for name, one in by_amount(record) if name in scored]
     groups = {resource: [name for name, r in found if r == resource] for resource in RESOURCES}
@@ -117,7 +117,7 @@ def _languages(
     shared = _shared(vocabulary, allocation) if allocation is not None else {}
     single = [ord(piece) for piece in vocabulary.choice.pieces if len(piece) == 1]
     known = _marked(np.array(single, np.int32))
-    known |= vocabulary.choice.kind == BYTE_BPE  # whose bytes make every character
+    known |= vocabulary.choice.kind == BYTE_BPE  # its bytes make every character
     return {
         name: {
             "amount": one.amount,
@@ -209,7 +209,7 @@ def _of_allocation(allocation: Allocation | None, name: str, weight: float) -> d
     def described(change: Change | None) -> dict[str, Any] | None:
         if change is None:
             return None
-        # Not `change.gain`: its weight depends on the method, here it is always q^beta.
+        # Not `change.gain`, whose weight depends on the method: here it is always q^beta.
         gain = weight * change.alp / (change.size - size)
         return dataclasses.asdict(change) | {"gain": gain}
 
@@ -231,7 +231,7 @@ def _course(
     # Initial sizes, which every language gets, are not decisions.
     first = [step for step in allocation.steps if np.isinf(step.gain)]
     steps = [step for step in allocation.steps if np.isfinite(step.gain)]
-    # Gains of clusters are weighted by their capacities and so have no meaning.
+    # Capacities weigh the gains of clusters, which so have no meaning.
     unknown = {} if of_languages else {"gain": None}
     partial: dict[str, Any] | None = None
     if allocation.partial is not None:

@@ -17,18 +17,18 @@ from xlm.common import artifacts, charts, html_report, tables
 from xlm.common.html_report import MARKDOWN, PAGE
 
 _METHODS = {
-    "vocap": "VoCap (Algorithm 1): the next step goes to the language whose ALP gains most a "
-    "piece, weighted by q^beta with beta = {beta:g}",
+    "vocap": "VoCap (Algorithm 1): the next step goes to the language with the largest gain of ALP "
+    "per piece, weighted by q^beta with beta = {beta:g}",
     "proportional": "languages grow in proportion to q, whatever their ALP gains",
-    "uniform": "languages grow alike, whatever their ALP gains",
+    "uniform": "languages grow equally, whatever their ALP gains",
     "joint": "one training on the mixture of all languages in the shares q, as for XLM-R; no "
     "language has a size of its own",
     "clustered": "languages with similar vocabularies are trained together, and clusters grow in "
-    "proportion to what VoCap would give their languages, as for XLM-V",
+    "proportion to the VoCap sizes of their languages, as for XLM-V",
     "union": "byte-pair merges of all languages' text, pruned by the tokens that they save; shares "
     "q^beta of the languages, moved towards equal tokens by parity = {parity:g}",
     "bpe": "byte-pair encoding of the mixture of all languages in the shares q; no language has a "
-    "size of its own, and text is segmented by the merges",
+    "size of its own, and the merges segment text",
     "byte_bpe": "byte-pair encoding of the bytes of all languages' text, not normalised; shares "
     "q^beta of the languages, moved towards equal tokens by parity = {parity:g}",
 }
@@ -40,7 +40,7 @@ _FIELDS: dict[str, tuple[str, int, float, bool]] = {
     "unknown_rate": ("unknown tokens (%)", 2, 100, False),
 }
 
-# Chart and title, by file; a page has those that its record has data for.
+# Chart and title, by file; a page has the charts that its record has data for.
 _PLOTS = {
     "alp.svg": (plots.plot_curves, "ALP against size"),
     "sizes.svg": (plots.plot_sizes, "Allocated sizes"),
@@ -59,19 +59,19 @@ _NO_EXPLORER_NOTE = f"""\
 and held-out or parallel text of all languages."""
 
 _MARGIN_NOTE = """\
-Each {unit} stands between the last step that it took and the next one, which it did not get.
+Each {unit} stands between its last step and the next one, which it did not get.
 
 - *gain*: q^beta times the change of ALP, in nats a sentence per 1,000 pieces.
-- *ALP*: its change in nats a sentence, of this {unit} alone.
-- *pieces*: change of the joint vocabulary, smaller where pieces are shared."""
+- *ALP*: its change in nats a sentence, for this {unit} only.
+- *pieces*: change of the joint vocabulary, smaller for shared pieces."""
 
 _SHARED_NOTE = """\
-- *shared*: of the pieces of a language's allocated vocabulary, those that another's holds too."""
+- *shared*: share of a language's allocated pieces that another language holds too."""
 
 _COMPARISON_NOTE = """\
-Each method's vocabulary has the same number of pieces, scores from the same EM (bpe, byte_bpe: the
-order of merges), and is measured on held-out text. In brackets: the difference to the first method,
-taken language by language.
+All methods have the same number of pieces, and scores from the same EM (bpe, byte_bpe: the order of
+merges). They are measured on held-out text. In brackets: the mean difference to the first method
+over languages.
 
 - *ALP*: with the probabilities of the pieces in the training text. Higher is better, and so are
   fewer tokens.
@@ -80,8 +80,8 @@ taken language by language.
   languages."""
 
 _SKIPPED_NOTE = """\
-At these sizes ALP lies under the concave envelope of its curve: growing on gains more a piece than
-stopping there. Steps go past them."""
+At these sizes ALP lies under the concave envelope of its curve: further growth gains more per piece
+than a stop there. Steps skip them."""
 
 
 def write_report(
@@ -92,7 +92,7 @@ def write_report(
 ) -> None:
     """Write allocation.json, report.md, plots and report.html; remove those of an earlier build.
 
-    `candidates` are those of `choosing`, of which the first one was built.
+    `candidates` come from `choosing`; the first one was built.
     """
     record = allocation_record(vocabulary, settings)
     record["candidates"] = [dataclasses.asdict(one) for one in candidates]
@@ -113,7 +113,7 @@ def write_report(
 
 
 def write_page(folder: pathlib.Path, record: Record) -> str:
-    """Write report.md, its plots, and report.html without an explorer; return the first's text."""
+    """Write report.md, its plots, and report.html without an explorer; return the Markdown."""
     text = page(record)
     for name, (draw, _) in _PLOTS.items():
         if f"]({name})" in text:
@@ -180,7 +180,7 @@ def _explorer_note(record: Record) -> str:
 
 
 def choice(record: Record) -> str:
-    """Say what `vocab.method=auto` chose, what it costs whom, and the alternatives; "" if none."""
+    """Return the choice of `vocab.method=auto`, its costs, and the alternatives, or ""."""
     candidates = record.get("candidates", [])
     if not candidates:
         return ""
@@ -209,8 +209,8 @@ def choice(record: Record) -> str:
     else:
         chosen += f" It needs the fewest tokens of those within {limit:g} times *uniform*:"
     return (
-        f"{chosen} at most {worst:.2f} times as many in any language. The ratios are of held-out "
-        "text, which also chose it. Add the keys of another line to your command for that one.\n\n"
+        f"{chosen} at most {worst:.2f} times as many in any language. Held-out text gave the "
+        "ratios and the choice. Add the keys of another line to your command to build that one.\n\n"
         f"{tables.markdown(rows, left=1)}"
     )
 
@@ -243,7 +243,7 @@ def summary(record: Record) -> str:
     if record["cut"] is not None:
         sentences.append(
             f"At the cut 1,000 pieces gained {1000 * record['cut']:.3g} weighted nats of ALP: each "
-            "step taken gained that much or more, each other step would gain that much or less."
+            "step taken gained at least that much, each other step would gain at most that much."
         )
     return " ".join(sentences)
 

@@ -5,23 +5,23 @@ from collections.abc import Iterator, Sequence
 
 from vocap.record import Record, allocated, by_amount, methods, score_groups
 
-_MANY_SEEDS = 0.2  # share that become pieces; a joint training of 242 MB loses ALP from there on
+_MANY_SEEDS = 0.2  # share that become pieces; above it a joint training of 242 MB loses ALP
 _MANY_UNKNOWN = 0.01  # of the tokens
 _MUCH_LEFT = 0.1  # of |ALP|, between the allocated and the largest size
 _UNLIKE = 1.5  # factor between the sentence lengths, or the gains, of languages
-_ROUNDING = 2**-23  # of a coverage, which is compared in single precision
-_NAMED = 8  # languages named in a warning
+_ROUNDING = 2**-23  # of a coverage, compared in single precision
+_NAMED = 8  # languages that a warning names
 
-# Of curves that ended before the budget was used up, and of those not begun.
+# Curves that ended before the budget, and curves without a step.
 _ENDS = {
     "offered": "At the largest of vocab.sizes, and might deserve more: {names}. Offer larger "
     "sizes.",
     "filled": "At the largest size that their text can fill, and might deserve more: {names}. Add "
     "text.",
-    "forced": "Took no step beyond the smallest size that holds all their characters: {names}, "
+    "forced": "No step beyond the smallest size that holds all their characters: {names}, "
     "{share:.0%} of all pieces. Lower vocab.character_coverage if that is too much.",
-    "stayed": "Took no step from the smallest of vocab.sizes, {lowest:,}: {names}. Offer smaller "
-    "sizes if they should be able to get less.",
+    "stayed": "No step from the smallest of vocab.sizes, {lowest:,}: {names}. Offer smaller sizes "
+    "if they may get less.",
 }
 
 
@@ -42,7 +42,7 @@ def warnings(record: Record) -> list[str]:
 def _ends_of_curves(record: Record) -> Iterator[str]:
     found: dict[str, list[str]] = {end: [] for end in _ENDS}
     share = 0.0
-    # Sizes that follow the text begin at its characters and end where it can fill no more.
+    # Sizes that follow the text range from its characters to the largest that it can fill.
     offered = record["settings"]["sizes"] or [0, None]
     lowest, highest = offered[0], offered[-1]
     for name, one in allocated(record):
@@ -65,7 +65,7 @@ def _ends_of_curves(record: Record) -> Iterator[str]:
 
 
 def _sentence_lengths(record: Record) -> Iterator[str]:
-    """Warn of unequal sentence lengths: ALP, and so the gain of a piece, grows with the length."""
+    """Warn of unequal sentence lengths: the gain of a piece grows with the length."""
     if record["settings"]["method"] not in ("vocap", "clustered"):
         return
     nats = {name: -one["alp"][-1] for name, one in by_amount(record)}
@@ -77,16 +77,16 @@ def _sentence_lengths(record: Record) -> Iterator[str]:
     if long or short:
         parts = [enumerated(names) for names in (long, short) if names]
         yield (
-            "ALP is per sentence (Eq. 1), so pieces gain more where sentences are long. What a "
-            "sentence holds against the median language, by ALP at the largest size: "
-            f"{'; '.join(parts)}. Cut the text of all languages into sentences alike."
+            "ALP is per sentence (Eq. 1), so pieces gain more in long sentences. Sentences against "
+            "the median language, by ALP at the largest size: "
+            f"{'; '.join(parts)}. Cut the text of all languages into similar sentences."
         )
 
 
 def _characters(record: Record) -> Iterator[str]:
     """Warn of unknown tokens of held-out text, and of training text without pieces."""
     settings, found = record["settings"], []
-    if settings.get("byte_fallback"):  # which spells them
+    if settings.get("byte_fallback"):
         return
     for name in score_groups(record)["all"] if methods(record) else ():
         one = record["languages"][name]
@@ -96,8 +96,8 @@ def _characters(record: Record) -> Iterator[str]:
             found.append(f"{name} ({rate:.1%}; {unseen:.0%} of them not in the training text)")
     if found:
         yield (
-            f"Many held-out tokens are unknown characters: {enumerated(found)}. Add text for those "
-            "that the training text does not have; for others raise vocab.character_coverage."
+            f"Many held-out tokens are unknown characters: {enumerated(found)}. Add text with "
+            "those that the training text lacks; for others raise vocab.character_coverage."
         )
     allowed = 1 - settings["character_coverage"]
     found = [
@@ -110,8 +110,8 @@ def _characters(record: Record) -> Iterator[str]:
         remedy = "Training saw the most frequent text only; raise vocab.max_characters."
     if settings["method"] in ("joint", "clustered", "bpe"):
         remedy = (
-            "It holds for the languages that are trained together, where a small one counts "
-            "little; raise it, or train them apart with vocab.method = vocap."
+            "It applies to the languages together, in which a small one counts little; raise it, "
+            "or train each language separately with vocab.method = vocap."
         )
     if found:
         yield (
@@ -121,14 +121,14 @@ def _characters(record: Record) -> Iterator[str]:
 
 
 def _few_seeds(record: Record) -> Iterator[str]:
-    """Warn of a joint vocabulary that is so large a share of its seeds that there is no choice."""
+    """Warn of a joint vocabulary with too few seeds to choose from."""
     settings = record["settings"]
     share = record["pieces"] / settings["max_seeds"]
     if share > _MANY_SEEDS and "joint" in (settings["method"], *settings["compare"]):
         yield (
-            f"The joint vocabulary has {share:.0%} of the {settings['max_seeds']:,} seeds that its "
-            "training starts from, all languages together, so that many pieces are not the best "
-            f"ones. Raise vocab.max_seeds to {round(record['pieces'] / _MANY_SEEDS):,} or more."
+            f"The joint vocabulary keeps {share:.0%} of the {settings['max_seeds']:,} seeds of its "
+            "training on all languages, so that many pieces are not the best ones. Raise "
+            f"vocab.max_seeds to at least {round(record['pieces'] / _MANY_SEEDS):,}."
         )
 
 
@@ -150,7 +150,7 @@ def _better_methods(record: Record) -> Iterator[str]:
 
 
 def _unequal_gains(record: Record) -> Iterator[str]:
-    """Warn of next steps with very different gains, for methods that do not use the gain."""
+    """Warn of next steps with very different gains, for methods that ignore the gain."""
     # The ALP of a cluster's mixture is not a sum over languages, so it is not comparable.
     if record["settings"]["method"] == "vocap" or record["clusters"]:
         return
@@ -162,14 +162,14 @@ def _unequal_gains(record: Record) -> Iterator[str]:
     (low, least), (high, most) = min(steps, default=(0, "")), max(steps, default=(0, ""))
     if high > _UNLIKE * low:
         yield (
-            f"Sizes are not those that ALP asks for: 1,000 pieces more would gain {high:.3g} "
-            f"weighted nats in {most} and {low:.3g} in {least}. With vocab.method = vocap they "
-            "would gain about the same everywhere."
+            f"ALP suggests other sizes: 1,000 pieces more would gain {high:.3g} weighted nats in "
+            f"{most} and {low:.3g} in {least}. With vocab.method = vocap they would gain about the "
+            "same everywhere."
         )
 
 
 def _unfinished(record: Record) -> Iterator[str]:
-    """Warn of curves that still rise, of a last step that did not fit, and of dents."""
+    """Warn of rising curves, of a last step that did not fit, and of dents."""
     named = [(name, one) for name, one in by_amount(record) if one["allocated"] is not None]
     rises = []
     for name, one in named:
@@ -180,21 +180,21 @@ def _unfinished(record: Record) -> Iterator[str]:
         most = [f"{name} ({rise:.0%})" for rise, name in sorted(rises, reverse=True)]
         yield (
             f"Up to the largest trained size ALP would rise by more than {_MUCH_LEFT:.0%} for "
-            f"{len(rises)} of {len(named)} languages: {enumerated(most)}. The budget holds them; "
+            f"{len(rises)} of {len(named)} languages: {enumerated(most)}. The budget limits them; "
             "raise vocab.target_size if the model can afford it."
         )
     if record["partial"] is not None:
         name, missing = record["partial"]["name"], record["partial"]["missing"]
         size, lacks = dict(allocated(record))[name]["allocated"], ""
         if missing is not None:
-            lacks = f"; {missing:,} were left out. Its ALP here is that of the whole {size:,}"
+            lacks = f"; {missing:,} were left out. Its ALP here is that of all {size:,}"
         yield (
-            f"The last step, {name} to {size:,}, had room for some of its new pieces only, the "
-            f"most probable ones{lacks}."
+            f"The last step, {name} to {size:,}, had room only for its most probable new "
+            f"pieces{lacks}."
         )
     skipped = [one["not_concave"] for _, one in allocated(record) if one["not_concave"]]
     if skipped:
         yield (
             f"{len(skipped)} curves are not concave, and steps skip {sum(map(len, skipped))} of "
-            "their sizes, listed at the end. The schedule of prunes in training leaves such dents."
+            "their sizes, listed at the end. The schedule of prunes causes such dents."
         )

@@ -1,14 +1,14 @@
 """Seed pieces of unigram training, and their occurrences in the text.
 
-SentencePiece's seeds are the substrings that occur at least twice and are followed by at least two
-different bytes, found in a suffix array over the UTF-8 bytes of the sentences. Here the suffixes of
-distinct script runs are sorted instead, weighted by their counts. A seed is a range of sorted
-suffixes, so its occurrences are known without a trie.
+SentencePiece's seeds are the substrings that occur at least twice, before at least two different
+bytes. A suffix array over the UTF-8 bytes of the sentences finds them. The sort here takes the
+suffixes of distinct script runs, weighted by their counts. A seed is a range of sorted suffixes, so
+its occurrences are known without a trie.
 
-SentencePiece 0.2.3 differs in three details. It counts the suffixes of the last sentence twice
-wherever they end a sentence, so its seeds depend on sentence order. After a run that an uncovered
-character follows, it sees the first byte of the replacement, a block character. It compares
-coverage in single precision, so at a coverage of 1 it loses the rarest characters of a larger text.
+SentencePiece 0.2.3 differs in three details. It counts the suffixes of the last sentence twice if
+they end a sentence, so its seeds depend on sentence order. After a run before an uncovered
+character, it sees the first byte of the replacement, a block character. It compares coverage in
+single precision, so at a coverage of 1 it loses the rarest characters of a larger text.
 """
 
 import dataclasses
@@ -74,7 +74,7 @@ def cover(table: PretokenTable, character_coverage: float) -> TrainingText:
 def cover_each(
     mixture: PretokenTable, tables: Iterable[PretokenTable], character_coverage: float
 ) -> TrainingText:
-    """Cut a mixture's runs as `cover`, but at characters that no language's own text requires."""
+    """Cut a mixture's runs at characters that no language's own text requires, see `cover`."""
     needed: set[int] = set()
     for table in tables:
         own = _Characters(table)
@@ -142,7 +142,7 @@ def _with_required(table: PretokenTable) -> PretokenTable:
 
 
 def match_seeds(text: TrainingText, pieces: Iterable[str]) -> Seeds:
-    """Take given pieces, with the alphabet first, as the seeds; each occurs in the text."""
+    """Take the alphabet and given pieces, which occur in the text, as the seeds."""
     alphabet = text.alphabet.tobytes().decode("utf-32-le")
     longer = [piece for piece in pieces if len(piece) > 1]
     strings = Text(text.alphabet[text.characters], text.offsets)
@@ -150,7 +150,7 @@ def match_seeds(text: TrainingText, pieces: Iterable[str]) -> Seeds:
     lengths = np.fromiter(map(len, (*alphabet, *longer)), np.int32)
     weights = np.repeat(text.weights, np.diff(text.offsets))
     counts, begins = np.zeros(len(lengths)), np.zeros(len(lengths), np.int64)
-    # Backwards, so that the first occurrence stays; in parts, since there are many arcs.
+    # Backwards, so that the first occurrence stays; in parts, to save memory.
     for end in range(len(weights), 0, -_CHARACTERS_AT_ONCE):
         first = max(end - _CHARACTERS_AT_ONCE, 0)
         arcs = lattice.arcs[lattice.begins[first] : lattice.begins[end]] >> LENGTH_BITS
@@ -164,13 +164,13 @@ def match_seeds(text: TrainingText, pieces: Iterable[str]) -> Seeds:
 def find_seeds(text: TrainingText, max_length: int, max_seeds: int) -> Seeds:
     """Find up to `max_seeds` seeds of up to `max_length` characters.
 
-    Raises ValueError if the text has more than 2^31 - 1 characters.
+    Raise ValueError if the text has more than 2^31 - 1 characters.
     """
     if len(text.characters) > _MAX_CHARACTERS:
         raise ValueError(
             f"the distinct script runs of one training have {len(text.characters):,} characters, "
-            f"but at most {_MAX_CHARACTERS:,} can be sorted; set vocab.max_characters to "
-            "that or less (0 is all)"
+            f"must have at most {_MAX_CHARACTERS:,}; set vocab.max_characters to that or less (0 "
+            "is all)"
         )
     run_of = np.repeat(np.arange(len(text.weights), dtype=np.int32), np.diff(text.offsets))
     remaining = np.minimum(text.offsets[1:][run_of] - np.arange(len(run_of)), max_length + 1)
@@ -187,7 +187,7 @@ def find_seeds(text: TrainingText, max_length: int, max_seeds: int) -> Seeds:
     sizes = np.array([len(chr(c).encode()) for c in text.alphabet.tolist()])
     byte_ends = np.concatenate([[0], np.cumsum(sizes[text.characters])])
     num_bytes = byte_ends[suffixes[first] + depth] - byte_ends[suffixes[first]]
-    # Ties go to the longer, then to the lower in bytes, the order of ranges that do not nest.
+    # Ties go to the longer piece, then to the lower in bytes, the order of the ranges.
     order = np.lexsort((-num_bytes, -scores))[:max_seeds]
     first, last, depth = first[order], last[order], depth[order]
 
@@ -205,7 +205,7 @@ def find_seeds(text: TrainingText, max_length: int, max_seeds: int) -> Seeds:
 
 
 def piece_strings(text: TrainingText, begins: np.ndarray, lengths: np.ndarray) -> list[str]:
-    """Return the pieces that occur at `begins` with `lengths`, as strings."""
+    """Return the pieces of `lengths` at `begins`, as strings."""
     decoded = text.alphabet[text.characters].tobytes().decode("utf-32-le")
     return [
         decoded[begin : begin + length]
@@ -273,7 +273,7 @@ def _insertion_sort(characters, remaining, suffixes, begin, end, depth, max_dept
 
 @numba.njit(cache=True)
 def _partition(characters, remaining, suffixes, begin, end, depth):
-    """Partition suffixes by a median character at `depth`, which is then in [low, high)."""
+    """Partition suffixes by a median character at `depth`, which ends up in [low, high)."""
     a = _at(characters, remaining, suffixes[begin], depth)
     b = _at(characters, remaining, suffixes[(begin + end) // 2], depth)
     c = _at(characters, remaining, suffixes[end - 1], depth)
@@ -295,7 +295,7 @@ def _partition(characters, remaining, suffixes, begin, end, depth):
 
 @numba.njit(cache=True)
 def _push(stack, size, bottom, begin, end, depth):
-    """Push a range of a partition, the largest one lowest on the stack; return the new size."""
+    """Push a range of a partition, the largest lowest on the stack; return the new size."""
     i = size
     while i > bottom and stack[i - 1, 1] - stack[i - 1, 0] < end - begin:
         stack[i, 0], stack[i, 1], stack[i, 2] = stack[i - 1, 0], stack[i - 1, 1], stack[i - 1, 2]
@@ -319,8 +319,8 @@ def _sort_suffixes(characters, remaining, alphabet_size, max_depth):
     for i in range(len(characters)):
         suffixes[fill[characters[i]]] = i
         fill[characters[i]] += 1
-    # Open ranges (begin, end, depth). The largest part of a partition is sorted last, when the
-    # others are done, so the depth of the stack is logarithmic in the size of the text.
+    # Open ranges (begin, end, depth). The largest part of a partition comes last, so that the depth
+    # of the stack is logarithmic in the size of the text.
     stack = np.empty((_MAX_OPEN_RANGES, 3), np.int64)
     for c in range(alphabet_size):
         stack[0, 0], stack[0, 1], stack[0, 2] = bucket[c], bucket[c + 1], 1
@@ -344,7 +344,7 @@ def _sort_suffixes(characters, remaining, alphabet_size, max_depth):
 
 @numba.njit(cache=True)
 def _common_prefixes(characters, remaining, suffixes, max_depth):
-    """Return [C + 1], the characters that adjacent suffixes have in common; 0 at both ends."""
+    """Return [C + 1], the common characters of adjacent suffixes; 0 at both ends."""
     common = np.zeros(len(suffixes) + 1, np.int8)
     for i in range(1, len(suffixes)):
         a, b = suffixes[i - 1], suffixes[i]
@@ -384,7 +384,7 @@ def _branching(
 
     The ranges of equal prefixes form a tree; a stack holds the open ones.
     """
-    # Each whole suffix may be a seed, and each inner range, of which a tree has fewer than leaves.
+    # Each whole suffix and each inner range may be a seed; a tree has fewer of these than leaves.
     firsts = np.empty(2 * len(suffixes), np.int32)
     lasts = np.empty(2 * len(suffixes), np.int32)
     depths = np.empty(2 * len(suffixes), np.int32)
@@ -394,7 +394,7 @@ def _branching(
     top = 0
     for i in range(1, len(suffixes) + 1):
         first = i - 1
-        # The end of a run that is a prefix of no other suffix, but that occurs several times.
+        # The end of a run that is no other suffix's prefix, but occurs several times.
         length = remaining[suffixes[first]]
         if (
             2 <= length <= max_length

@@ -1,7 +1,7 @@
 """Scores of any tokenizer on text by language: fit, length, coverage, and cost across languages.
 
-Each score comes with bootstrap resamples: scores of as many sentences, drawn with replacement.
-Tokenizers are scored on the same resamples, so their differences are paired.
+Each score comes with bootstrap resamples: scores of as many sentences, drawn with replacement. All
+tokenizers share the resamples, so their differences are paired.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ import numpy as np
 from vocap.alp import smoothed_log_probs
 from xlm.interop.segmenter import Segmenter
 
-_LONGEST_WORD = 20  # mean characters between blanks, above which a script has no blanks
+_LONGEST_WORD = 20  # most characters between blanks, on average, of a script with blanks
 _RESAMPLES = 1000
 _DRAWS = 1 << 21  # sentences drawn at once, 32 MB
 
@@ -41,12 +41,12 @@ class TokenizerScore:
     tax: Mapping[str, Samples]
 
 
-def resampled(values: np.ndarray, resamples: int = _RESAMPLES, seed: int = 0) -> np.ndarray:
+def resampled(values: np.ndarray, resamples: int = _RESAMPLES) -> np.ndarray:
     """Sum values [N, K] over sentences, and over bootstrap resamples of them: [1 + R, K] float64.
 
-    Row 0 has the sums over the sentences themselves. Equal N and seed draw equal sentences.
+    Row 0 has the sums over the sentences themselves. Equal N draw equal sentences.
     """
-    number, rng = len(values), np.random.default_rng(seed)
+    number, rng = len(values), np.random.default_rng(0)
     found = [values.sum(axis=0, keepdims=True)]
     step = max(1, _DRAWS // number)
     for start in range(0, resamples, step):
@@ -66,7 +66,7 @@ def interval(samples: Samples) -> tuple[float, float]:
 def score_text(
     segmenters: Sequence[Segmenter], sentences: Sequence[str]
 ) -> tuple[list[dict[str, Samples]], list[np.ndarray]]:
-    """Score tokenizers on one or more sentences of a language; also count [V] int64 their ids."""
+    """Score tokenizers on sentences of a language; also count their ids, [V] int64 each."""
     facts = [(1, len(one.split()), len(one), len(one.encode())) for one in sentences]
     halves = np.array([_half(sentence) for sentence in sentences])
     measured = [_measured(segmenter, sentences, halves) for segmenter in segmenters]
@@ -84,12 +84,12 @@ def text_scores(
 ) -> dict[str, Samples]:
     """Return samples by measure of totals [1 + R, 4] of a text and [1 + R, 3] of its tokens.
 
-    - `tokens_per_word`: of words between blanks; absent for scripts that write no blanks.
-    - `characters_per_token`, `bytes_per_token`: blanks included.
-    - `unknown_rate`: share of the tokens that are unknown; 0 for tokenizers without such a token.
+    - `tokens_per_word`: of words between blanks; absent for scripts without blanks.
+    - `characters_per_token`, `bytes_per_token`: with blanks.
+    - `unknown_rate`: share of unknown tokens; 0 for tokenizers without such a token.
     - `bits_per_byte`: length of the code of `code_lengths`; absent if a half has no sentence.
-    - `alp`: the same in nats a sentence, negative: the average log probability (VoCap, Eq. 1) if
-      the segmentation is the likeliest one; absent if the tokenizer is no unigram model.
+    - `alp`: minus its nats a sentence, the average log probability (VoCap, Eq. 1) if the
+      segmentation is the likeliest one; absent if the tokenizer is not a unigram model.
     """
     sentences, words, characters, num_bytes = of_text.T
     tokens, unknown, nats = of_tokens.T
@@ -108,7 +108,7 @@ def text_scores(
 
 
 def _half(sentence: str) -> int:
-    """Half of the text that a sentence is in; repetitions are in the same."""
+    """Return the half of the text with a sentence, the same for its repetitions."""
     return hashlib.blake2b(sentence.encode(), digest_size=1).digest()[0] & 1
 
 
@@ -128,12 +128,12 @@ def _measured(
 
 
 def code_lengths(ids: np.ndarray, halves: np.ndarray, size: int, unknown: int | None) -> np.ndarray:
-    """Compute the length [tokens] in nats of each token in a code made for the other half.
+    """Compute the length [tokens] in nats of each token in the code of the other half.
 
     The code is the unigram distribution of the tokens of the other half of the text. That of the
-    text itself would favour vocabularies that fit a small sample more closely. Pieces that the
-    other half does not use share the smoothed remainder (`smoothed_log_probs`). Unknown text costs
-    ten nats more than the rarest piece, as in a segmentation by SentencePiece.
+    text itself would favour vocabularies that fit a small sample closely. Pieces unused in the
+    other half share the smoothed remainder (`smoothed_log_probs`). Unknown text costs ten nats more
+    than the rarest piece, as in a segmentation by SentencePiece.
     """
     nats = np.zeros(len(ids))
     for half in (0, 1):
@@ -156,10 +156,10 @@ def row_tokens(segmenter: Segmenter, rows: Rows) -> np.ndarray:
 
 
 def taxes(tokens: np.ndarray, pivot: int) -> np.ndarray:
-    """Return samples [1 + R, L] of the tokens of each language by those of the pivot.
+    """Return samples [1 + R, L] of each language's tokens over the pivot's.
 
-    `tokens` [N, L] are of parallel sentences, which are resampled together. A language counts the
-    rows that have both. NaN for a language without any.
+    The parallel sentences of `tokens` [N, L] are resampled together. A language counts rows with
+    both; NaN if there are none.
     """
     has_both = ~np.isnan(tokens) & ~np.isnan(tokens[:, [pivot]])
     sides = (np.where(has_both, one, 0.0) for one in (tokens, tokens[:, [pivot]]))
@@ -169,7 +169,7 @@ def taxes(tokens: np.ndarray, pivot: int) -> np.ndarray:
 
 
 def gini(values: np.ndarray) -> Any:
-    """Gini coefficients [...] of positive values [..., N]: 0 if all are equal, below 1."""
+    """Return Gini coefficients [...] of positive values [..., N]: below 1, 0 if all are equal."""
     ascending, count = np.sort(values, axis=-1), values.shape[-1]
     ranks = 2 * np.arange(1, count + 1) - count - 1
     return ascending @ ranks / (count * ascending.sum(axis=-1))

@@ -13,24 +13,24 @@ _NOTE = """\
 - *±*: half of the 95 % interval, by bootstrap over sentences. The languages are fixed.
 - *words* are between blanks. Scripts without blanks have none.
 - *bits a byte*: unigram code of the tokenizer's own tokens, by their frequencies in the other half
-  of the text. Less is better. It compares the tokens of tokenizers of any kind on the same text. It
-  cannot tell pieces from segmentation, which only unigram models choose for a short code, and it
-  says nothing of context. Text that a tokenizer drops, such as case, costs nothing.
-- *ALP*: the same in nats a sentence, with its sign (VoCap, Eq. 1). Only unigram models have one.
+  of the text. Less is better. It compares tokenizers of any kind on the same text. It mixes the
+  effects of pieces and of segmentation, which only unigram models choose for a short code. It
+  ignores context. Text that a tokenizer drops, such as case, costs nothing.
+- *ALP*: minus the same code in nats a sentence (VoCap, Eq. 1). Only unigram models have one.
 - *unknown*: share of the tokens. In bits a byte, one costs ten nats more than the rarest piece,
   whatever text it hides.
 - *used*: share of the tokenizer's pieces that these texts use, which grows with the amount of text.
 - \\*: more than 1 % of the language's tokens are unknown. Each stands for a whole run of unknown
-  characters, so lengths and tax flatter."""
+  characters, so lengths and tax look too good."""
 
 _TAX_NOTE = """\
-*Tax*: tokens of a language by those of the same sentences in {pivot}. *Gini* and *max/min* are of
-the tokens of all languages for the same sentences, {pivot} included. They are 0 and 1 if all
-languages pay alike."""
+*Tax*: tokens of a language over those of the same sentences in {pivot}. *Gini* and *max/min*
+compare the tokens of all languages, also {pivot}, for the same sentences. They are 0 and 1 if all
+languages have equal costs."""
 
 _REFERENCE_NOTE = """\
 *Tokens*: mean over languages of the ratio to {reference}, on the same sentences. A language counts
-as *fewer* or *more* if its 95 % interval leaves out equality."""
+as *fewer* or *more* if its 95 % interval excludes equality."""
 
 # Measure of `text_scores`, by heading, and its format.
 _COLUMNS = {
@@ -43,7 +43,7 @@ _COLUMNS = {
 }
 _MEASURES = ("characters_per_token", *(measure for measure, _ in _COLUMNS.values()))
 _MANY_UNKNOWN = 0.01  # of the tokens
-_FEW = 30  # sentences, below which a percentile interval is too narrow
+_FEW = 30  # with fewer sentences a percentile interval is too narrow
 _WORST = 5
 
 Scores = Mapping[str, TokenizerScore]  # by the name of the tokenizer
@@ -55,7 +55,7 @@ def write_report(
 ) -> pathlib.Path:
     """Write report.md and .html, plots, scores.csv and results.json; return the first's path.
 
-    `about` says in Markdown what was scored. `reference` is the tokenizer to compare with.
+    `about` describes the scored text in Markdown. `reference` is the tokenizer to compare with.
     """
     records = {name: _record(one) for name, one in scores.items()}
     artifacts.write_json(folder / "results.json", records)
@@ -76,7 +76,7 @@ def write_report(
 
 
 def _values(scores: Scores, measure: str, reference: str) -> Values:
-    """Samples of a measure, of tokenizers that have any."""
+    """Return samples of a measure, for tokenizers that have any."""
     if measure == "tax":
         found = {name: dict(one.tax) for name, one in scores.items()}
     elif measure == "price":
@@ -91,7 +91,7 @@ def _values(scores: Scores, measure: str, reference: str) -> Values:
 
 
 def prices(score: TokenizerScore, other: TokenizerScore) -> dict[str, Samples]:
-    """Return samples of a tokenizer's tokens by those of another, by language."""
+    """Return samples of a tokenizer's tokens over those of another, by language."""
     key = "tokens_per_sentence"
     return {
         language: one[key] / other.texts[language][key]
@@ -101,7 +101,7 @@ def prices(score: TokenizerScore, other: TokenizerScore) -> dict[str, Samples]:
 
 
 def _record(score: TokenizerScore) -> dict:
-    """The scores as JSON: of a text, values and bounds of intervals by measure."""
+    """Return the scores as JSON: values and bounds of intervals by text and measure."""
     texts = {
         language: {"sentences": score.sentences[language]} | _bounded(one)
         for language, one in score.texts.items()
@@ -120,7 +120,7 @@ def _bounded(samples: Mapping[str, Samples]) -> dict[str, float]:
 
 
 def _rows(records: Mapping[str, dict]) -> list[dict]:
-    """The records as rows of one table."""
+    """Return the records as rows of one table."""
     names = [f"{measure}{end}" for measure in (*_MEASURES, "tax") for end in ("", "_low", "_high")]
     return [
         {"tokenizer": name, "language": language, "name": languages.name_of(language)}
@@ -139,7 +139,7 @@ def _lacking(score: TokenizerScore) -> set[str]:
 
 
 def summary(scores: Scores, pivot: str, reference: str) -> list[str]:
-    """Return the tables of a line per tokenizer, with means over languages, in Markdown."""
+    """Return the tables with a line per tokenizer and means over languages, in Markdown."""
     parts = [summary_table(scores), _widths(scores)]
     if any(one.tax for one in scores.values()):
         parts += ["## Cost across languages", _TAX_NOTE.format(pivot=languages.label(pivot))]
@@ -173,7 +173,7 @@ def _with_width(samples: Samples, form: str) -> str:
 
 
 def _widths(scores: Scores) -> str:
-    """Say how far the number of tokens is known, and where there are few sentences."""
+    """Return the precision of the number of tokens, and languages with few sentences."""
     name, one = next(iter(scores.items()))
     tokens = {language: of["tokens_per_sentence"] for language, of in one.texts.items()}
     widths = {language: _width(samples) / samples[0] for language, samples in tokens.items()}
@@ -197,7 +197,7 @@ def cost_table(scores: Scores) -> str:
         if not known:
             rows.append({"": tables.escaped(name)})
             continue
-        # A tax alone would favour tokenizers that are bad at the pivot.
+        # Taxes without the pivot's would favour tokenizers that are bad at the pivot.
         costs = np.stack([np.ones_like(known[0]), *known], axis=-1)
         extremes = costs.max(axis=-1) / costs.min(axis=-1)
         rows.append(
@@ -260,7 +260,7 @@ def language_table(values: Values, form: str, lacking: Mapping[str, Collection[s
 
 
 def _plot(values: Values, label: str) -> str:
-    """Draw a row per language, those with the largest value of the first tokenizer at the top."""
+    """Draw a row per language, the largest value of the first tokenizer at the top."""
     first = next(iter(values.values()))
     found_in: Sequence[str] = sorted({language for found in values.values() for language in found})
     names = sorted(found_in, key=lambda one: -first[one][0] if one in first else 0.0)

@@ -9,7 +9,7 @@ from vocap.text_rules import REQUIRED, WHITESPACE_PIECES, TextRules
 from xlm.common import schema
 
 METHODS = ("vocap", "proportional", "uniform", "joint", "clustered", "bpe", "union", "byte_bpe")
-AUTO = "auto"  # the method that `choosing` finds
+AUTO = "auto"  # `choosing` chooses the method
 LENGTH_BITS = 5  # of a piece's length, in an arc of a lattice
 MAX_PIECE_LENGTH = 1 << LENGTH_BITS  # characters
 # The ids of XLM-R, except that <mask> stands with the other specials and not at the end.
@@ -29,15 +29,15 @@ class TrainerSettings(TextRules):
     Attributes:
       trainer: "nested", one training for all sizes (`vocap.nested`), or "sentencepiece", the
         reference, with one training per size.
-      sizes: wanted numbers of pieces, ascending, the unknown piece not counted; () for sizes that
-        follow the text, from its characters alone up to what it can fill.
+      sizes: wanted numbers of pieces, ascending, without the unknown piece; () for sizes that
+        follow the text, from its number of characters to the largest that it can fill.
       character_coverage: share of the characters that must be pieces of their own.
-      required_chars: characters that are pieces of their own whether or not a language's text has
-        them: "ascii"; "digits", all of a decimal system of which one is used; "currency"; or files.
-      max_piece_length: longest piece, in characters; in "byte_bpe" four bytes stand for each.
+      required_chars: characters that are pieces of their own even if a language's text lacks them:
+        "ascii"; "digits", all of a decimal system if one is used; "currency"; or files.
+      max_piece_length: longest piece, in characters, which "byte_bpe" takes as four bytes each.
       max_seeds: number of substrings that training starts from.
       alp_probabilities: p_uni of Eq. 1: "corpus" for the pieces' shares in the best segmentation of
-        the text, as the authors' scripts have it, or "model" for the trainer's scores.
+        the text, as in the authors' scripts, or "model" for the trainer's scores.
     """
 
     trainer: str = schema.key("nested", choices=TRAINERS)
@@ -58,9 +58,9 @@ class TrainerSettings(TextRules):
                 )
         if self.trainer == "sentencepiece" and self.text_identity:
             raise ValueError(
-                "vocab.trainer is 'sentencepiece', the reference, which knows the default "
+                "vocab.trainer is 'sentencepiece', the reference, which takes only the default "
                 "vocab.normalizer, whitespace, split_digits, pattern, user_defined_symbols and "
-                "required_chars only; set vocab.trainer=nested"
+                "required_chars; set vocab.trainer=nested"
             )
         if list(self.sizes) != sorted(set(self.sizes)) or min(self.sizes, default=1) < 1:
             raise ValueError(f"vocab.sizes must be positive and ascending, got {self.sizes}")
@@ -81,7 +81,7 @@ class TrainerSettings(TextRules):
 
     @property
     def text_identity(self) -> list[str]:
-        """What a text is counted by, besides the default; files by their contents."""
+        """Rules of counted text that are not the default; files by their contents."""
         if self.rules == TextRules() and not self.required_chars:
             return []
         texts = (pathlib.Path(path).read_text(encoding="utf-8") for path in self.files)
@@ -95,10 +95,10 @@ class TrainerSettings(TextRules):
 
     @property
     def training_identity(self) -> dict[str, Any]:
-        """Settings that a training of counted text depends on; for `text_identity` see there."""
+        """Settings that a training of counted text depends on, besides `text_identity`."""
         of_text = {"required_chars", *(field.name for field in dataclasses.fields(TextRules))}
         own = dataclasses.asdict(self.training)
-        if self.sizes:  # which alone limit what is trained
+        if self.sizes:  # they replace the limit
             del own["limit"]
         return {key: value for key, value in own.items() if key not in of_text}
 
@@ -108,31 +108,30 @@ class VocabularySettings(TrainerSettings):
     """Settings of a vocabulary build, with sizes of single languages; the `vocab` section.
 
     Attributes:
-      method: method of choosing pieces, one of `METHODS`, or "auto", which tries union at several
-        parities and vocap, and takes the one that needs the fewest tokens within `max_ratio`.
-      max_ratio: of the method "auto", the most tokens of any language by those it needs under
-        "uniform".
-      compare: other methods that the report compares it with.
-      target_size: T of Algorithm 1, pieces of the merged model, special tokens included.
+      method: method that chooses pieces, one of `METHODS`, or "auto", which tries union at several
+        parities and vocap, and takes the fewest tokens within `max_ratio`.
+      max_ratio: for the method "auto", most tokens of any language over its tokens under "uniform".
+      compare: other methods for the report to compare with.
+      target_size: T of Algorithm 1, pieces of the merged model with special tokens.
       amounts: n_i of Eq. 3 per language in any unit; if empty, the bytes of the text.
       alpha: exponent of the language probabilities (Eq. 3); 1 takes `amounts` as probabilities.
       beta: exponent of the probabilities in the objective (Eq. 2).
-      initial_sizes: sizes that languages begin at under the method "vocap", instead of their
+      initial_sizes: sizes at which languages begin under the method "vocap", instead of their
         smallest; see `allocation.allocate`.
       num_clusters: clusters of the method "clustered".
-      parity: of the methods "union" and "byte_bpe", from 0, shares q^beta, to 1, equal tokens for
+      parity: for the methods "union" and "byte_bpe", from 0, shares q^beta, to 1, equal tokens for
         the same content in all languages as far as text allows; see `union.fairest_shares`.
-      explore: of the method "union", whether report.html lets you explore other sizes and parities,
-        which some 15 trainings more are for.
-      byte_fallback: whether 256 pieces for bytes spell what no other piece does.
+      explore: for the method "union", let report.html explore other sizes and parities, at the cost
+        of some 15 more trainings.
+      byte_fallback: spell characters without a piece by 256 pieces for bytes.
       control_symbols: pieces that no text becomes, such as those of a chat; ids from 5 on.
       reserved: number of further control pieces, <reserved_0> and so on, for later use.
-      max_characters: limit on the text of one training, of a single language or of several
-        together: the most frequent runs of each language are kept, up to this many characters in
-        all; 0 for no limit. Training takes about 80 bytes of memory per character.
+      max_characters: most characters of one training, of a single language or of several together;
+        it keeps the most frequent runs of each language. 0 for no limit. Training takes about 80
+        bytes of memory per character.
       em_iterations: EM iterations that score the merged pieces.
       num_workers: languages built in parallel.
-      seed: of the sentence sampling with which the trainer "sentencepiece" mixes languages.
+      seed: seed of the sentences that the trainer "sentencepiece" samples to mix languages.
     """
 
     method: str = schema.key("vocap", choices=(*METHODS, AUTO))
@@ -158,8 +157,8 @@ class VocabularySettings(TrainerSettings):
         super().__post_init__()
         if self.initial_sizes and self.method != "vocap":
             raise ValueError(
-                f"vocab.allocation gives sizes to begin at, and vocab.method is {self.method!r}; "
-                "only 'vocap' can begin at sizes: set vocab.method=vocap, or vocab.allocation=''"
+                f"vocab.allocation gives initial sizes, but vocab.method is {self.method!r}; only "
+                "'vocap' takes them: set vocab.method=vocap, or vocab.allocation=''"
             )
         if self.parity and not {"union", "byte_bpe", AUTO} & {self.method, *self.compare}:
             raise ValueError(
@@ -180,7 +179,7 @@ class VocabularySettings(TrainerSettings):
 
     @property
     def fixed(self) -> tuple[str, ...]:
-        """Pieces that are not learned, in the order of their ids, which begin at 0."""
+        """Pieces that are not learned, in the order of their ids, from 0."""
         return (
             *SPECIALS, *self.controls, *self.user_defined_symbols, *self.byte_pieces,
             *self.whitespace_pieces,
@@ -192,7 +191,7 @@ class VocabularySettings(TrainerSettings):
 
     @property
     def byte_pieces(self) -> tuple[str, ...]:
-        """Pieces that spell bytes; the tokens of "byte_bpe" do that themselves."""
+        """Pieces that spell bytes; "byte_bpe" has them as tokens."""
         if not self.byte_fallback or self.method == "byte_bpe":
             return ()
         return tuple(f"<0x{byte:02X}>" for byte in range(256))

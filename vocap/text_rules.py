@@ -1,7 +1,7 @@
-"""Rules by which text is normalised and cut before pieces are learned. Nothing here needs numba.
+"""Rules that normalise and cut text before training. Nothing here needs numba.
 
-Rules that SentencePiece has bear its names. The default is its trainer's: nmt_nfkc, white space
-collapsed, and pieces that never cross a change of Unicode script.
+SentencePiece's rules keep its names. The default is its trainer's: nmt_nfkc, white space collapsed,
+and pieces that never cross a change of Unicode script.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ NORMALIZERS = ("nmt_nfkc", "nfkc", "nfc", "identity")
 WHITESPACE = ("collapse", "keep")
 REQUIRED = ("ascii", "digits", "currency")
 SPACE = "\u2581"  # SentencePiece's visible space; prefix of a run that follows a space
-# Pieces where white space is kept, for code and paragraphs; text of single lines has none to learn.
+# Pieces of kept white space, for code and paragraphs; text of single lines has none to learn.
 WHITESPACE_PIECES = (
     *(SPACE * length for length in range(2, 17)),
     *("\n" * length for length in range(1, 5)),
@@ -38,13 +38,13 @@ class TextRules:
     """Normalisation and cutting of text; keys of the `vocab` section.
 
     Attributes:
-      normalizer: "nmt_nfkc" as XLM-R has it; "nfkc", which keeps joiners and controls; "nfc";
+      normalizer: "nmt_nfkc" as in XLM-R; "nfkc", which keeps joiners and controls; "nfc";
         "identity"; or a file of SentencePiece's rules, each code points, a tab, code points.
       whitespace: "collapse" makes one blank of any white space; "keep" keeps it, with pieces for
         several blanks, tabs and line feeds.
-      split_digits: whether each digit is a piece of its own.
-      pattern: regular expression (Oniguruma) across whose matches no piece is learned; "" cuts
-        where the Unicode script changes.
+      split_digits: make each digit a piece of its own.
+      pattern: regular expression (Oniguruma); no piece crosses the ends of its matches. "" cuts at
+        changes of the Unicode script.
       user_defined_symbols: texts that are always one piece.
     """
 
@@ -63,12 +63,12 @@ class TextRules:
             )
         if self.keeps_whitespace and self.normalizer == "nmt_nfkc":
             raise ValueError(
-                "vocab.whitespace is 'keep', but vocab.normalizer 'nmt_nfkc' makes blanks of tabs "
-                "and line feeds; set vocab.normalizer to nfkc, nfc or identity"
+                "vocab.whitespace is 'keep', but vocab.normalizer 'nmt_nfkc' turns tabs and line "
+                "feeds into blanks; set vocab.normalizer to nfkc, nfc or identity"
             )
         if self.split_digits and self.pattern:
             raise ValueError(
-                "vocab.split_digits is True and vocab.pattern is set, but one of them cuts text; "
+                "vocab.split_digits is True, but vocab.pattern cuts text; "
                 r"cut digits by \p{N} in the pattern, and set vocab.split_digits=False"
             )
         repeated = len(set(self.user_defined_symbols)) < len(self.user_defined_symbols)
@@ -84,12 +84,12 @@ class TextRules:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Files that are read, besides text."""
+        """Files of rules."""
         return () if self.normalizer in NORMALIZERS else (self.normalizer,)
 
     @property
     def rules(self) -> "TextRules":
-        """These rules alone, of a class of more settings."""
+        """Only these rules, without the settings of a subclass."""
         fields = dataclasses.fields(TextRules)
         return TextRules(**{field.name: getattr(self, field.name) for field in fields})
 
@@ -112,7 +112,7 @@ class TextRules:
             spec.remove_extra_whitespaces = False
 
     def processor(self) -> spm.SentencePieceNormalizer:
-        """Return the normaliser of all text here, as models have it; spaces are visible."""
+        """Return the normaliser of text, the same as in models; spaces are visible."""
         proto = model_proto.ModelProto()
         self.write_spec(proto.normalizer_spec)
         return spm.SentencePieceNormalizer(model_proto=proto.SerializeToString())
@@ -120,7 +120,7 @@ class TextRules:
 
 @functools.lru_cache(maxsize=8)
 def _character_map(normalizer: str) -> bytes:
-    """Compile the character map of a normaliser; SentencePiece has none of NFC."""
+    """Compile the character map of a normaliser; SentencePiece has none for NFC."""
     if normalizer == "identity":
         return b""
     if normalizer == "nfc":
@@ -133,8 +133,8 @@ def _character_map(normalizer: str) -> bytes:
 def _compositions() -> dict[str, str]:
     """Return the rules of NFC: each character's decompositions, whole and with a part composed.
 
-    Like SentencePiece's rules of NFKC they are applied from left to right, longest first, and do
-    not sort marks: a mark between a letter and one that it composes with is left there.
+    Like SentencePiece's rules of NFKC they apply from left to right, longest first, and do not sort
+    marks: a mark between a letter and a mark that composes with it prevents the composition.
     """
     rules = {}
     for character in _CODE_POINTS:
@@ -149,12 +149,12 @@ def _compositions() -> dict[str, str]:
 
 
 def required_characters(used: Iterable[str], required: Iterable[str], rules: TextRules) -> set[str]:
-    """Return characters that a vocabulary needs whether or not text has them.
+    """Return characters that a vocabulary needs even if text lacks them.
 
     Args:
       used: characters of a language's text.
-      required: "ascii", its visible characters; "digits", all ten of each decimal system of which
-        one is used; "currency", all currency signs; or files, all of whose characters are meant.
+      required: "ascii", its visible characters; "digits", all ten of each decimal system with a
+        used one; "currency", all currency signs; or files, for all their characters.
     """
     found: set[str] = set()
     for name in required:

@@ -1,15 +1,15 @@
 """Tokens of each language at other sizes and parities of a union, for `explorer` to show.
 
-The method "union" has no steps as Algorithm 1 has. Here vocabularies are trained on a grid: for
-each parity one training for the sizes up to the build's, and one each for larger ones, as far as
-the text fills them.
+Unlike Algorithm 1, the method "union" has no steps. So vocabularies are trained on a grid. Each
+parity has one training for the sizes up to the build's, and one each for larger sizes that the text
+can fill.
 """
 
 import dataclasses
 from collections.abc import Mapping
 
 from vocap import comparison, pretokens, union
-from vocap.pretokens import PretokenTable
+from vocap.pretokens import Texts
 from vocap.settings import UNIGRAM, VocabularySettings
 
 PARITIES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -20,7 +20,7 @@ _SMALLER, _LARGER = (0.25, 0.5, 0.75), (1.5, 2.0)  # sizes, by the build's
 class Tradeoff:
     """Tokens a sentence [P, T, L] by parity, size (special tokens included) and language.
 
-    `contents` [L] is what a sentence of each says: 1 if the text is parallel, otherwise its nats.
+    `contents` [L] is the content of a sentence of each: 1 if the text is parallel, else its nats.
     """
 
     parities: tuple[float, ...]
@@ -32,10 +32,10 @@ class Tradeoff:
 
 
 def measure(
-    tables: Mapping[str, PretokenTable],
+    tables: Texts,
     shares: Mapping[str, float],
     fairest: Mapping[str, float],
-    measured: Mapping[str, PretokenTable],
+    measured: Texts,
     settings: VocabularySettings,
     *,
     is_parallel: bool,
@@ -53,12 +53,12 @@ def measure(
         smaller = [int(part * budget) for part in _SMALLER if int(part * budget) >= required]
         try:
             rows = dict(_tokens(tables, of, measured, settings, [*smaller, budget]))
-        except ValueError:  # these shares require more characters, or offer fewer pieces
+        except ValueError:  # these shares require too many characters, or offer too few pieces
             continue
         for part in _LARGER:
             try:
                 rows |= _tokens(tables, of, measured, settings, [int(part * budget)])
-            except ValueError:  # the text offers no more pieces
+            except ValueError:  # the text offers too few pieces
                 break
         found[parity] = rows
     sizes = sorted(set.intersection(*map(set, found.values())))
@@ -73,9 +73,9 @@ def measure(
 
 
 def _tokens(
-    tables: Mapping[str, PretokenTable],
+    tables: Texts,
     shares: Mapping[str, float],
-    measured: Mapping[str, PretokenTable],
+    measured: Texts,
     settings: VocabularySettings,
     budgets: list[int],
 ) -> dict[int, tuple[float, ...]]:

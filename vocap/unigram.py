@@ -31,16 +31,16 @@ def train_vocabularies(
 ) -> Vocabularies | None:
     """Train one unigram vocabulary per feasible size and measure its ALP; None if none is feasible.
 
-    Sizes below the number of required characters, or above the number of pieces that the text
-    supports, are omitted. The trainer "sentencepiece" needs the `sentences` that `table` counts, or
-    raises ValueError.
+    It omits sizes below the number of required characters, or above the number of pieces that the
+    text supports. Raise ValueError if the trainer "sentencepiece" lacks the `sentences` of `table`.
     """
     if not len(table.text):
         return None
     if settings.trainer == "sentencepiece":
         if sentences is None:
             raise ValueError(
-                "vocab.trainer = sentencepiece needs text; tables of runs do not suffice"
+                "vocab.trainer is 'sentencepiece', which needs text, but the source is a table of "
+                "runs; set vocab.trainer=nested, or give text"
             )
         return _train_reference(list(sentences), table, settings)
     found = nested.train(
@@ -65,7 +65,7 @@ def _measured(
         if alp_probabilities == "model":
             probabilities = nested.with_unknown(one.log_probs)
         else:
-            # Pieces that do not occur have no share, but their log probability is never read.
+            # Unused pieces have no share, but nothing reads their log probability.
             shares = np.where(with_unknown > 0, with_unknown, 1) / with_unknown.sum()
             probabilities = np.log(shares)
         alp.append(average_log_probability(with_unknown, probabilities, num_sentences))

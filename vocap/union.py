@@ -1,14 +1,13 @@
 """One vocabulary of all languages, chosen as one problem: merges, pruned by the tokens they save.
 
-Algorithm 1 (`allocation`) trains languages apart and joins their vocabularies, so a piece that
-several share is counted for none of the others. Here one training sees the mixture of all:
+Algorithm 1 (`allocation`) trains languages separately and joins their vocabularies. So it counts a
+shared piece for one language only. Here one training sees the mixture of all:
 
 1. Each language requires the characters of its own text, so no weights drop a script. With
-   `byte_fallback` those that are frequent in the mixture suffice.
+   `byte_fallback` the frequent characters of the mixture suffice.
 2. Byte-pair merges of the mixture are the seeds, `_MERGES` of them for each wanted piece.
-3. The trunk of `nested` prunes them. The pieces go first without which text needs the fewest more
-   tokens.
-4. EM scores what remains as a unigram model.
+3. The trunk of `nested` prunes them: the pieces that save the fewest tokens go first.
+4. EM scores the remaining pieces as a unigram model.
 
 Merges as seeds need fewer tokens than all frequent substrings, and give text a higher likelihood
 (research/reports/results_union.md). The languages' shares of the mixture are the only
@@ -20,40 +19,34 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from vocap import bpe, comparison, merge, nested, pretokens, seeds
-from vocap.pretokens import PretokenTable, Text
+from vocap.pretokens import PretokenTable, Text, Texts
 from vocap.segmentation import gini
 from vocap.settings import UNIGRAM, VocabularySettings
 
 _MERGES = 2.0
 _ROUNDS = 10
 _STEP = 2.0  # exponent of a language's cost in the change of its share
-# Characters on which shares are found; more change them little.
+# Most characters of the search for shares; more change them little.
 _WEIGHED_CHARACTERS = 10_000_000
 
 Scored = tuple[tuple[str, ...], np.ndarray]  # pieces, and their log probabilities [V]
 # (training text, shares, measured text, settings) -> tokens of the measured text by language.
-Texts = Mapping[str, PretokenTable]
 CountTokens = Callable[[Texts, Mapping[str, float], Texts, VocabularySettings], dict[str, float]]
 
 
-def train(
-    tables: Mapping[str, PretokenTable], shares: Mapping[str, float], settings: VocabularySettings
-) -> Scored:
+def train(tables: Texts, shares: Mapping[str, float], settings: VocabularySettings) -> Scored:
     """Train the pieces of a vocabulary, `settings.budget` in all; see `train_sizes`."""
     (found,) = train_sizes(tables, shares, settings, [settings.budget])
     return found
 
 
 def train_sizes(
-    tables: Mapping[str, PretokenTable],
-    shares: Mapping[str, float],
-    settings: VocabularySettings,
-    budgets: Sequence[int],
+    tables: Texts, shares: Mapping[str, float], settings: VocabularySettings, budgets: Sequence[int]
 ) -> list[Scored]:
     """Train vocabularies of several numbers of pieces, ascending, in one training.
 
-    `shares` are each language's of the bytes of the mixture, in any unit. Raise ValueError if the
-    languages require more characters, or their text offers fewer pieces.
+    `shares` are the languages' shares of the bytes of the mixture, in any unit. Raise ValueError if
+    the languages require more characters, or their text offers fewer pieces.
     """
     mixture = pretokens.mixture(tables, shares)
     text = covered(mixture, tables, settings)
@@ -99,20 +92,17 @@ def covered(
     mixture: PretokenTable, tables: Texts, settings: VocabularySettings
 ) -> seeds.TrainingText:
     """Return the mixture's text in the characters that a vocabulary requires."""
-    if settings.byte_fallback:  # a rare character costs its bytes, and not its meaning
+    if settings.byte_fallback:  # bytes spell rare characters
         return seeds.cover(mixture, settings.character_coverage)
     return seeds.cover_each(mixture, tables.values(), settings.character_coverage)
 
 
 def count_tokens(
-    tables: Mapping[str, PretokenTable],
-    shares: Mapping[str, float],
-    measured: Mapping[str, PretokenTable],
-    settings: VocabularySettings,
+    tables: Texts, shares: Mapping[str, float], measured: Texts, settings: VocabularySettings
 ) -> dict[str, float]:
     """Count the tokens of each language's `measured` text, trained at `shares`.
 
-    What bytes spell counts as these. A language would else gain by losing its characters.
+    An unknown character counts as its bytes: otherwise a language would gain by losing characters.
     """
     pieces, log_probs = train(tables, shares, settings)
     counts_of = comparison.counter(pieces, log_probs, UNIGRAM)
@@ -132,17 +122,15 @@ def fairest_shares(
     is_parallel: bool,
     count: CountTokens = count_tokens,
 ) -> dict[str, float]:
-    """Move shares to where all languages cost the same, as far as their text allows.
+    """Move shares until all languages cost the same, as far as their text allows.
 
-    A language's cost is its tokens for the same content: a sentence of parallel text, or else a
-    nat of the entropy of its characters. Over 24 languages this entropy of parallel sentences
-    varies by 15 to 19 %, their characters by 20 to 27 %, their bytes by 42 to 49 %.
+    A language's cost is its tokens for the same content: a sentence of parallel text, or else a nat
+    of the entropy of its characters. Over 24 languages this entropy of parallel sentences varies by
+    15 to 19 %, their characters by 20 to 27 %, their bytes by 42 to 49 %.
 
-    Each round trains a vocabulary and multiplies a share by (cost / mean cost)^2. The fairest
-    round counts, by the Gini coefficient of the costs.
-
-    Of much training text a part is used. Tokens are counted on `measured`, whose sentences say the
-    same in all languages if it `is_parallel`, by `count`, which trains a vocabulary before.
+    Each round trains a vocabulary and multiplies a share by (cost / mean cost)^2. The result is the
+    fairest round, by the Gini coefficient of the costs. `count` trains on a part of long texts and
+    counts tokens of `measured`, whose sentences are translations if it `is_parallel`.
     """
     total = sum(len(table.text.characters) for table in tables.values())
     part = min(1.0, _WEIGHED_CHARACTERS / total)
@@ -164,7 +152,7 @@ def fairest_shares(
 
 
 def content_of(measured: Texts, *, is_parallel: bool) -> dict[str, float]:
-    """Return how much each text says: its sentences if they are parallel, or its nats."""
+    """Return the content of each text: its sentences if they are parallel, else its nats."""
     return {
         language: table.num_sentences if is_parallel else _character_entropy(table)
         for language, table in measured.items()
@@ -174,7 +162,7 @@ def content_of(measured: Texts, *, is_parallel: bool) -> dict[str, float]:
 def between(
     shares: Mapping[str, float], fairest: Mapping[str, float], parity: float
 ) -> dict[str, float]:
-    """Return shares by `parity` of the way to the fairest ones, geometric means of both."""
+    """Return shares at `parity` of the way to the fairest ones, as geometric means."""
     return {
         language: share ** (1 - parity) * fairest[language] ** parity
         for language, share in shares.items()
@@ -182,7 +170,7 @@ def between(
 
 
 def _character_entropy(table: PretokenTable) -> float:
-    """Nats of a text if its characters were independent."""
+    """Return the nats of a text with independent characters."""
     counts = np.repeat(table.counts, np.diff(table.text.offsets))
     _, inverse = np.unique(table.text.characters, return_inverse=True)
     frequency = np.bincount(inverse, counts)

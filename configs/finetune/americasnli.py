@@ -5,8 +5,9 @@
 
 DATA has `nli_en/mnli_train.tsv.xz`, `nli_en/mnli_dev.tsv.xz` to select on, since AmericasNLI is for
 zero-shot transfer, and `americasnli/dev/{language}.tsv.xz` as test data. `:tfds` takes MultiNLI
-from tensorflow-datasets, and --config.task.root names the folder of the rest. Trained as XNLI. With
-all of MultiNLI expect a mean accuracy of 38.5 of XLM-R Base, English left out (XY-LENT, Table 5).
+from tensorflow-datasets, and --config.task.root names the folder of the rest. Training is XNLI's.
+With all of MultiNLI expect a mean accuracy of 38.5 from XLM-R Base, without English (XY-LENT, Table
+5).
 """
 
 from ml_collections import ConfigDict

@@ -1,13 +1,13 @@
-"""The part that all configs of fine-tuning share; each sets its data and what differs.
+"""The shared part of all configs of fine-tuning; each config adds its data and other values.
 
-Batch size, warm-up and weight decay are those of XY-LENT, Table 15 (for XNLI it has 12,500 steps of
-warm-up, a tenth of ten epochs). Adam's are those of VECO, Table 9, as VoCap's appendix C, the
-source of learning rates and epochs, has none. None of the three has dropout and clipping of
-fine-tuning. The parameters that do best on English development data are kept, as in XTREME (Hu et
-al. 2020). --config.task.selection=all_languages takes the best average over all languages, as VoCap
-(appendix C) and VECO (appendix B). If the development data serve as test data, it selects on test
-data; results and tables then say so. VoCap selects XQuAD on MLQA's development set, and
-TyDiQA-GoldP on its English test set.
+Batch size, warm-up and weight decay come from XY-LENT, Table 15 (for XNLI it has 12,500 steps of
+warm-up, a tenth of ten epochs). Learning rates and epochs come from VoCap's appendix C, Adam's
+values, which it lacks, from VECO, Table 9. None of the three has dropout and clipping of
+fine-tuning. English development data select the parameters, as in XTREME (Hu et al. 2020).
+--config.task.selection=all_languages takes the best average over all languages, as VoCap (appendix
+C) and VECO (appendix B). If the development data serve as test data, it selects on test data, and
+results and tables have a note. VoCap selects XQuAD on MLQA's development set, and TyDiQA-GoldP on
+its English test set.
 """
 
 from ml_collections import ConfigDict
@@ -24,8 +24,8 @@ def base(
 ) -> ConfigDict:
     """Return the config of a task; `arg` is the folder with the data, or "tfds".
 
-    `train`, `validation` and `test` are a pattern of files below the folder, or several; () if not
-    used. Without `test`, the development data serve as test data too.
+    `train`, `validation` and `test` are patterns of files below the folder. Without `test`, the
+    development data serve as test data too.
     """
     config = default_config(family_of(name))
     config.task.update(name=name, root="" if arg == TFDS else arg)

@@ -5,14 +5,14 @@
 
 TASK is cola, sst2, mrpc, stsb, qqp, mnli, qnli or rte. DATA has `glue/TASK/{train,dev}.tsv.xz`, or
 for stsb, qqp and mnli the official files, `glue/STS-B/train.tsv` and so on. Dev is also the test
-data, since GLUE's test labels are not public. For mnli it is the matched one, the other is
+data, since GLUE's test labels are not public. For mnli it is the matched set, the other is
 --config.task.test='("glue/MNLI/dev_mismatched.tsv",)'. configs/finetune/glue.py:TASK,tfds takes all
 from tensorflow-datasets.
 
-No paper here states its settings; learning rate and epochs are those of RoBERTa (Liu et al. 2019,
-Table 10: 1e-5 to 3e-5, batches of 16 or 32, at most 10 epochs). With all of the data expect of
-XLM-E Base (XY-LENT, Table 3): mnli 86.1, qqp 91.5 accuracy and 88.7 F1, qnli 92.8, sst2 94.0, cola
-67.4 (Matthews), rte 77.8, mrpc 90.2, stsb 91.4.
+Our papers have no settings for GLUE. Learning rate and epochs are RoBERTa's (Liu et al. 2019, Table
+10: 1e-5 to 3e-5, batches of 16 or 32, at most 10 epochs). With all of the data expect from XLM-E
+Base (XY-LENT, Table 3): mnli 86.1, qqp 91.5 accuracy and 88.7 F1, qnli 92.8, sst2 94.0, cola 67.4
+(Matthews), rte 77.8, mrpc 90.2, stsb 91.4.
 """
 
 from ml_collections import ConfigDict

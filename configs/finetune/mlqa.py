@@ -12,9 +12,9 @@ serves as test data, and in place of the papers' SQuAD the English part of TyDiQ
     --config.task.test='("mlqa/test-context-{language}-question-{language}.json",)'
 
 configs/finetune/mlqa.py:tfds trains on SQuAD 1.1 and takes all splits from tensorflow-datasets.
-Answers are compared by MLQA's own rules for each language. Epochs and learning rate are of VoCap,
-appendix C (4; 2e-5 or 3e-5). Trained on SQuAD expect a mean F1 / exact match of 57.2 / 39.6 of
-VoCap's XLM-R vocabulary after 1M steps and 60.9 / 42.9 of VoCap, 500K (VoCap, Table 1).
+MLQA's own rules for each language compare answers. Epochs and learning rate come from VoCap,
+appendix C (4; 2e-5 or 3e-5). After training on SQuAD expect a mean F1 / exact match of 57.2 / 39.6
+from VoCap's XLM-R vocabulary after 1M steps and 60.9 / 42.9 from VoCap, 500K (VoCap, Table 1).
 """
 
 from ml_collections import ConfigDict

@@ -1,12 +1,12 @@
-"""PAWS-X: do two sentences of the same words say the same? Trained on English, in 7 languages.
+"""PAWS-X: do two sentences of the same words mean the same? Trained on English, in 7 languages.
 
     python finetune.py --config=configs/finetune/pawsx.py:DATA --workdir=DIR \\
         --config.init_from=CHECKPOINT
 
 DATA has `pawsx/train_en.tsv.xz`, which may be a part of PAWS, and `pawsx/dev/{language}.tsv.xz`,
 which serves as test data too. configs/finetune/pawsx.py:tfds takes all splits from
-tensorflow-datasets. With all of PAWS expect a mean accuracy of 82.6 of VoCap's XLM-R vocabulary
-after 1M steps and 83.0 of VoCap, 500K (VoCap, Table 1).
+tensorflow-datasets. With all of PAWS expect a mean accuracy of 82.6 from VoCap's XLM-R vocabulary
+after 1M steps and 83.0 from VoCap, 500K (VoCap, Table 1).
 """
 
 from ml_collections import ConfigDict

@@ -1,8 +1,8 @@
 """Keys that all configs of extractive question answering share.
 
-Windows of 384 tokens that begin every 128, and questions of 64, as in XTREME. An encoder with fewer
-positions wants --config.task.max_length=128 --config.task.stride=64
---config.task.max_query_length=32, for example.
+Windows of 384 tokens begin every 128, and questions have 64, as in XTREME. An encoder with fewer
+positions needs, for example, --config.task.max_length=128 --config.task.stride=64
+--config.task.max_query_length=32.
 """
 
 from typing import Any

@@ -1,14 +1,13 @@
-"""SQuAD 1.1 or 2.0: questions on English paragraphs, of 2.0 some that the paragraph cannot answer.
+"""SQuAD 1.1 or 2.0: questions on English paragraphs, in 2.0 also unanswerable ones.
 
     python finetune.py --config=configs/finetune/squad.py:VERSION,DATA --workdir=DIR \\
         --config.init_from=CHECKPOINT
 
 VERSION is 1.1 or 2.0. DATA has the official files `squad/train-vVERSION.json` and
 `squad/dev-vVERSION.json`; dev serves as test data too, since SQuAD's own is not public.
-configs/finetune/squad.py:2.0,tfds takes them from tensorflow-datasets. For 2.0 the threshold
-between an answer and none is the one that is best on dev, as in the official script. Trained as
-XQuAD; VoCap has no row. Expect of 2.0 an F1 / exact match of 85.3 / 82.3 of XLM-E Base (XY-LENT,
-Table 3).
+configs/finetune/squad.py:2.0,tfds takes them from tensorflow-datasets. For 2.0 dev selects the
+threshold between an answer and none, as in the official script. Training is XQuAD's; VoCap has no
+row. For 2.0 expect an F1 / exact match of 85.3 / 82.3 from XLM-E Base (XY-LENT, Table 3).
 """
 
 from ml_collections import ConfigDict

@@ -1,9 +1,9 @@
-"""Grids of hyperparameters as the papers print them, for --grid of the launchers.
+"""Grids of hyperparameters from the papers, for --grid of the launchers.
 
     python -m xlm.launch.start --config=configs/finetune/xnli.py:DATA --workdir=/runs/xnli \\
         --stages=finetune --config.init_from=CHECKPOINT --grid=vocap --seeds=5
 
-is a run for each value and seed; of several keys, for each combination.
+starts a run for each value (or combination, with several keys) and seed.
 """
 
 _RATE, _BATCH, _EPOCHS = "optimizer.learning_rate", "train.batch_size", "train.epochs"

@@ -7,9 +7,9 @@ DATA has `train.{language}.conll`, in one language or several, and optionally `d
 and `test.{language}.conll`: a word a line, its tag in the last column, a blank line after each
 sentence, columns separated by tabs or blanks; CoNLL-U; or JSON lines, Parquet and Arrow with a list
 `tokens` and a list `tags` or `ner_tags` in each row. --config.task.text_column=2 and
---config.task.label_column=4 name other columns, by number. Tags are those of the training files:
-spans such as B-PER, scored as whole spans, or with `tags.py:words,DATA` any tags, scored word by
-word. Development files and selection are as in `text.py`. Trained as WikiANN, by first pieces.
+--config.task.label_column=4 choose other columns. The training files determine the tags: spans such
+as B-PER, scored as whole spans, or with `tags.py:words,DATA` any tags, scored word by word.
+Development files and selection are as in `text.py`, training as for WikiANN, by first pieces.
 """
 
 from ml_collections import ConfigDict

@@ -1,12 +1,12 @@
-"""Tatoeba: translations of English sentences found by the vectors of an encoder as it is.
+"""Tatoeba: translations of English sentences, found by the vectors of an encoder without training.
 
     python finetune.py --config=configs/finetune/tatoeba.py:DATA --workdir=DIR \\
         --config.init_from=CHECKPOINT
 
 DATA has `tatoeba_retrieval/{language}-en.tsv.xz`, up to 1,000 pairs each. A sentence's vector is
-the mean of its text's states after two thirds of the layers (`task.layer`), 8 of 12 as in XTREME,
-which takes 14 of 24. XTREME includes the states of specials. configs/finetune/tatoeba.py:tfds
-takes the data from tensorflow-datasets. VoCap has no row. Expect a mean accuracy of 57.3 of XLM-R
+the mean of its text's states after two thirds of the layers (`task.layer`), such as 8 of 12. XTREME
+takes 8 of 12 and 14 of 24, and includes the states of specials. configs/finetune/tatoeba.py:tfds
+takes the data from tensorflow-datasets. VoCap has no row. Expect a mean accuracy of 57.3 from XLM-R
 Large (VECO, Table 1).
 """
 

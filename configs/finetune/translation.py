@@ -6,12 +6,12 @@
 `small,en-de,DATA` is a small model from random parameters, for CPU cores. CHECKPOINT is then a
 working directory of build_vocab.py (docs/tutorials/translation.md).
 
-`en-de+en-fr,DATA` is one model for both directions, told apart by the symbol of the target
-language. DATA has `{train,dev,test}.{en,de}`, or other names, as
+`en-de+en-fr,DATA` is one model for both directions, with a symbol for each target language. DATA
+has `{train,dev,test}.{en,de}`, or other names, as
 `--config.task.train='("corpus.{source}.gz","corpus.{target}.gz")'`. CHECKPOINT is a working
 directory of train.py or a folder of xlm export. With `--config.random_init=True` it may be a
-working directory of build_vocab.py, for a model of the `architecture` section. A run of a
-translation is continued. See docs/translation.md.
+working directory of build_vocab.py, for a model of the `architecture` section. From a run of a
+translation, training continues. See docs/translation.md.
 """
 
 from ml_collections import ConfigDict
@@ -30,9 +30,9 @@ def get_config(arg: str = "en-de,") -> ConfigDict:
 
 # From VECO, Section 5.1, for En-De: layers, updates, tokens of a batch, rate, its linear warm-up
 # and decay, the average of ten checkpoints, five beams. Not stated there: label smoothing, dropout
-# and Adam's betas (those of Vaswani et al. 2017), its epsilon (of VECO's Table 9), no weight decay
-# and no clipping, the steps between checkpoints, the length penalty (1: hypotheses compare by their
-# mean log probability) and the end of the search, lengths, and the symbol of the target language.
+# and Adam's betas (Vaswani et al. 2017), its epsilon (VECO, Table 9), no weight decay and no
+# clipping, the steps between checkpoints, the length penalty (1: hypotheses compare by their mean
+# log probability) and the end of the search, lengths, and the symbol of the target language.
 def translation(name: str, directions: str, data: str) -> ConfigDict:
     """Return the config of a task; `directions` are joined by "+", `data` is a folder or "tfds"."""
     files = {

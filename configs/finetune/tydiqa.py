@@ -3,10 +3,10 @@
     python finetune.py --config=configs/finetune/tydiqa.py:DATA --workdir=DIR \\
         --config.init_from=CHECKPOINT
 
-DATA has `tydiqa_goldp/{train,dev}.{language}.json.xz`; dev serves as test data too, as in XTREME,
-and its English part to select on. configs/finetune/tydiqa.py:tfds takes all splits from
-tensorflow-datasets. Expect a mean F1 / exact match of 45.2 / 29.6 of VoCap's XLM-R vocabulary after
-1M steps and 50.0 / 34.5 of VoCap, 500K (VoCap, Table 1).
+DATA has `tydiqa_goldp/{train,dev}.{language}.json.xz`. Dev serves as test data too, as in XTREME,
+and its English part for selection. configs/finetune/tydiqa.py:tfds takes all splits from
+tensorflow-datasets. Expect a mean F1 / exact match of 45.2 / 29.6 from VoCap's XLM-R vocabulary
+after 1M steps and 50.0 / 34.5 from VoCap, 500K (VoCap, Table 1).
 """
 
 from ml_collections import ConfigDict

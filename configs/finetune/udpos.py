@@ -5,9 +5,9 @@
 
 DATA has `udpos/{train,dev,test}/{language}.tsv.xz`. configs/finetune/udpos.py:tfds takes all splits
 from tensorflow-datasets. A word's state is the mean of its pieces' (VoCap, appendix C). Words are
-those of syntax; XTREME has fused forms instead of their parts in ar, de, es, fr, he, it and pt.
-Epochs and learning rate are of VoCap, appendix C (10; 1e-5 or 2e-5). Expect a mean F1 of 72.1 of
-VoCap's XLM-R vocabulary after 1M steps and 72.9 of VoCap, 500K (VoCap, Table 1), over the 33
+syntactic; XTREME has fused forms instead of their parts in ar, de, es, fr, he, it and pt. Epochs
+and learning rate come from VoCap, appendix C (10; 1e-5 or 2e-5). Expect a mean F1 of 72.1 from
+VoCap's XLM-R vocabulary after 1M steps and 72.9 from VoCap, 500K (VoCap, Table 1), over the 33
 languages and treebanks of XTREME.
 """
 

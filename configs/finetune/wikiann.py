@@ -4,10 +4,10 @@
         --config.init_from=CHECKPOINT
 
 DATA has `wikiann_ner/{train,dev}/{language}.tsv.xz`; dev serves as test data too.
-configs/finetune/wikiann.py:tfds takes all splits from tensorflow-datasets. Scores are of whole
-names, by seqeval. Epochs and learning rate are of VoCap, appendix C (10; 1e-5 or 2e-5). Expect a
-mean F1 of 60.6 of VoCap's XLM-R vocabulary after 1M steps and 62.7 of VoCap, 500K (VoCap, Table 1),
-over the 40 languages of XTREME.
+configs/finetune/wikiann.py:tfds takes all splits from tensorflow-datasets. seqeval scores whole
+names. Epochs and learning rate come from VoCap, appendix C (10; 1e-5 or 2e-5). Expect a mean F1 of
+60.6 from VoCap's XLM-R vocabulary after 1M steps and 62.7 from VoCap, 500K (VoCap, Table 1), over
+the 40 languages of XTREME.
 """
 
 from ml_collections import ConfigDict

@@ -1,4 +1,4 @@
-"""WMT14 English-German and English-French, as VECO was fine-tuned on them (Section 5).
+"""WMT14 English-German and English-French, with VECO's fine-tuning (Section 5).
 
     python finetune.py --config=configs/finetune/wmt14.py:en-de,tfds --workdir=DIR \\
         --config.init_from=CHECKPOINT
@@ -9,12 +9,12 @@ CHECKPOINT is a working directory of train.py with objective "veco", or a folder
 data are newstest2013 and newstest2014. For En-Fr the paper validates on 2012 and 2013 together and
 names newstest2016 as test data.
 
-For 24 layers of encoder and the last 6 as decoder, Table 3 has a BLEU of 31.5 for En-De and 44.4
-for En-Fr (case-insensitive, tokenised) and a sacreBLEU of 30.5 and 42.0; of random parameters 28.6
-and 42.8, 27.7 and 40.3. For its row of XLM-R (30.8 and 43.7, 29.9 and 41.1) give an XLM-R, and
---config.translation.decoder_from=random. None of these has been run here.
+With 24 layers of encoder and the last 6 as decoder, Table 3 has a BLEU of 31.5 for En-De and 44.4
+for En-Fr (case-insensitive, tokenised) and a sacreBLEU of 30.5 and 42.0; from random parameters
+28.6 and 42.8, 27.7 and 40.3. For its row of XLM-R (30.8 and 43.7, 29.9 and 41.1) give an XLM-R, and
+--config.translation.decoder_from=random. We ran none of these.
 
-Hardware: of the paper 16 V100 for En-De and 32 for En-Fr; accumulation_steps gives the same batch
+Hardware: 16 V100 for En-De and 32 for En-Fr in the paper; accumulation_steps gives the same batch
 on fewer.
 """
 

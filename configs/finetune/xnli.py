@@ -5,9 +5,9 @@
 
 DATA has `nli_en/mnli_train.tsv.xz` and `xnli/dev/{language}.tsv.xz`, which serves as test data too:
 XNLI's own test files go into --config.task.test. configs/finetune/xnli.py:tfds takes all splits
-from tensorflow-datasets. With all of MultiNLI expect a mean accuracy of 76.2 of XLM-R Base
-(XY-LENT, Table 1), 68.7 of VoCap's XLM-R vocabulary after 1M steps and 70.5 of VoCap, 500K (VoCap,
-Table 1).
+from tensorflow-datasets. With all of MultiNLI expect a mean accuracy of 76.2 from XLM-R Base
+(XY-LENT, Table 1), 68.7 from VoCap's XLM-R vocabulary after 1M steps and 70.5 from VoCap, 500K
+(VoCap, Table 1).
 """
 
 from ml_collections import ConfigDict

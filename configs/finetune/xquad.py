@@ -10,9 +10,10 @@ TyDiQA-GoldP: `tydiqa_goldp/{train,dev}.{language}.json.xz`. With SQuAD:
     --config.task.validation='("squad/dev-v1.1.json",)'
 
 configs/finetune/xquad.py:tfds trains on SQuAD 1.1 and takes all splits from tensorflow-datasets.
-Epochs and learning rate are of VoCap, appendix C (4; 2e-5 or 3e-5). Trained on SQuAD expect a mean
-F1 / exact match of 63.4 / 47.4 of VoCap's XLM-R vocabulary after 1M steps and 66.8 / 50.6 of VoCap,
-500K (VoCap, Table 1); trained on the 3,696 English questions of TyDiQA-GoldP, far less.
+Epochs and learning rate come from VoCap, appendix C (4; 2e-5 or 3e-5). After training on SQuAD
+expect a mean F1 / exact match of 63.4 / 47.4 from VoCap's XLM-R vocabulary after 1M steps and 66.8
+/ 50.6 from VoCap, 500K (VoCap, Table 1). Expect far less from the 3,696 English questions of
+TyDiQA-GoldP.
 """
 
 from ml_collections import ConfigDict

@@ -1,1 +1,1 @@
-"""Cleaning of text: `settings` has the rules' keys, `rules` the rules, `tasks` the rounds."""
+"""Cleaning of text: keys (`settings`), rules (`rules`) and rounds of tasks (`tasks`)."""

@@ -1,7 +1,7 @@
-"""The rules, applied to blocks of lines, and what each takes.
+"""The rules, applied to blocks of lines, and counts of the text that each takes.
 
-A line is rewritten until nothing changes, then cut, then dropped if a later rule says so. All this
-depends on the line alone. What depends on others comes as a table of `FATE`.
+A cleaner rewrites a line until nothing changes, cuts it, then drops it if a later rule says so.
+These steps look only at the line. A table of `FATE` drops lines by comparison with others.
 """
 
 import collections
@@ -35,7 +35,7 @@ _APOSTROPHES = re.compile(r"(?<=[^\W\d_])['’‘ʼ´`＇](?=[^\W\d_])")
 _DIGITS = re.compile(r"(?![0-9])\d")
 DROPPING = ("least_letters", "other_script", "other_language", "boilerplate", "repeated_lines",
             "near_copies")  # fmt: skip
-# Digest of a line, or a band of a passage, and copies that a part keeps; -1 for boilerplate.
+# Digest of a line or band of a passage, and the copies that a part keeps; -1 for boilerplate.
 FATE = np.dtype([("digest", "i8"), ("kept", "i8")])
 
 Counts = dict[str, Taken]  # by rule
@@ -47,7 +47,7 @@ def _without_html(line: str) -> str:
 
 
 def _steps(settings: CleaningSettings) -> list[tuple]:
-    """Return the rules that rewrite a line: name, search for what it needs, and change."""
+    """Return the rules that rewrite a line: name, test whether it may apply, and change."""
     codes = np.flatnonzero(ch.tables().kinds[: ch.BAD_BYTE] & (ch.CONTROL | ch.INVISIBLE))
     odd = re.compile(f"[{''.join(re.escape(chr(one)) for one in codes)}]")
     mark = "'" if settings.apostrophes == "straight" else "’"
@@ -65,9 +65,10 @@ def _steps(settings: CleaningSettings) -> list[tuple]:
 
 
 class Cleaner:
-    """The rules for one part of a language; `counts` is what they have taken.
+    """The rules for one part of a language; `counts` has the text that they took.
 
-    `table` is of `FATE`, sorted; `script` and `own` are the language's numbers, of `model`.
+    `table` is a sorted `FATE`. `script` is the number of the language's script, `own` the
+    language's number in `model`.
     """
 
     def __init__(
@@ -81,9 +82,9 @@ class Cleaner:
         self._left: list[int] = np.append(table["kept"], 1 << 62).tolist()
 
     def blocks(self, marked: Iterable[str]) -> Iterator[tuple[list[str], Any, np.ndarray]]:
-        """Yield lines, `scanning.LINE` and code points of those that are not "", and fates.
+        """Yield lines, `scanning.LINE` and code points of the lines that are not "", and fates.
 
-        `marked` is of `text_files.read_marked`. A fate is an index of `DROPPING`, or -1.
+        `marked` comes from `text_files.read_marked`. A fate is an index of `DROPPING`, or -1.
         """
         is_blank, tables = True, ch.tables()
         for lines in map(self._rewritten, _cut(marked)):
@@ -125,7 +126,7 @@ class Cleaner:
         return fates
 
     def kept(self, lines: list[str], scanned: Any, fates: np.ndarray) -> Iterator[str]:
-        """Yield the lines of a block that stay, and count the others."""
+        """Yield the lines of a block that no rule drops, and count the others."""
         keys, owners, numbers = keys_of(scanned, fates, self._settings.near_copies)
         places = np.searchsorted(self._digests, keys)
         of_owners = np.full(len(fates), -1)
@@ -147,7 +148,7 @@ class Cleaner:
 def keys_of(
     scanned: Any, fates: np.ndarray, of_passages: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the keys by which lines or passages are compared, and their owners [n] each.
+    """Return the keys that identify copies, and the line or passage of each key, [n] both.
 
     The third result is the owner of each line: itself, or its passage.
     """
@@ -160,13 +161,13 @@ def keys_of(
     bands = np.zeros((count, scanning.BANDS), np.int64)
     scanning.minhash_bands(codes, ch.tables().lower, rows, numbers, bands)
     sizes, letters = (np.bincount(numbers, rows[one], count) for one in ("size", "letters"))
-    # Tables of numbers have hardly a shingle, and would all be alike.
+    # Tables of numbers have hardly any shingles, so that all would look alike.
     owners = np.flatnonzero((sizes >= files.SHORTEST_PASSAGE) & (8 * letters >= sizes))
     return bands[owners].ravel(), np.repeat(owners, scanning.BANDS), numbers
 
 
 def _cut(marked: Iterable[str]) -> Iterator[list[str]]:
-    """Cut marked lines at ends of documents, or within one, wherever its file was cut."""
+    """Cut marked lines into blocks, at ends of documents and within very long documents."""
     block: list[str] = []
     length = of_document = 0
     for line in marked:

@@ -7,24 +7,23 @@ from xlm.common import schema
 
 @dataclasses.dataclass(frozen=True)
 class CleaningSettings:
-    """Rules in the order in which they are applied; the `clean` section of a config.
+    """Rules in their order of application; the `clean` section of a config.
 
     Attributes:
-      bad_lines: largest share of a file's bytes left out in lines that are no text: not UTF-8,
-        NUL, half characters, JSON without a text; 0 for errors.
-      html: whether HTML tags are removed and entities decoded.
-      urls: whether URLs and e-mail addresses are removed.
-      odd_characters: whether control characters and invisible ones are removed.
+      bad_lines: most of a file's bytes, as a share, to leave out in lines that are not text: not
+        UTF-8, NUL, half characters, JSON without a text; 0 raises an error for such a line.
+      html: remove HTML tags and decode entities.
+      urls: remove URLs and e-mail addresses.
+      odd_characters: remove control characters and invisible ones.
       apostrophes: apostrophes between letters: "keep", "straight" or "curly".
       digits: "keep", or "ascii" for 0 to 9 in place of the decimal digits of other scripts.
-      long_lines: whether lines of more than 8,192 characters are cut at ends of sentences.
-      least_letters: lines of fewer letters are dropped.
-      other_script: whether lines are dropped whose letters are of another script than the file's.
-      other_language: whether lines are dropped that are more like another language of the corpus.
-      boilerplate: number of documents; lines of at least 20 bytes in as many are dropped; 0 for
-        none.
+      long_lines: cut lines of more than 8,192 characters at ends of sentences.
+      least_letters: drop lines of fewer letters.
+      other_script: drop lines in another script than the file's.
+      other_language: drop lines that are more like another language of the corpus.
+      boilerplate: drop lines of at least 20 bytes found in so many documents; 0 drops none.
       repeated_lines: copies of a line that a language keeps, the first ones; 0 keeps all.
-      near_copies: whether passages are dropped that are nearly the same as an earlier one.
+      near_copies: drop passages that nearly repeat an earlier one.
     """
 
     bad_lines: float = schema.key(0.0, at_least=0, below=1)

@@ -1,13 +1,13 @@
 """Cleaning of the text files of a corpus, in tasks that leave a file each.
 
-Rounds, of which a killed cleaning resumes with the tasks that are left:
+Rounds of tasks; a killed cleaning resumes with the unfinished tasks:
 
-1. scan: count the lines of a part of a language that the rules about single lines keep.
-2. choose: choose among the lines of a language that repeat.
-3. write: write the lines of a part that stay.
+1. scan: count the lines of a part of a language that the rules for single lines keep.
+2. choose: choose among the repeated lines of a language.
+3. write: write the remaining lines of a part.
 
-The first two are left out if no rule compares lines. Near copies are a second cleaning, of what the
-others have left: its units are passages. No result depends on workers or on the cut into parts.
+Without a rule that compares lines, only the third runs. Near copies take a second cleaning of the
+remaining text, by passages. No result depends on workers or on the cut into parts.
 """
 
 import collections
@@ -32,21 +32,20 @@ from input_pipeline.inspection import language_identification as identification
 from input_pipeline.preparation_plan import LanguageTask, Part
 from input_pipeline.sources import CorpusSpec
 from xlm.common import artifacts, executors, html_report, places, tables
-from xlm.common.executors import Executor, Workers
+from xlm.common.executors import Executor
 
 MANIFEST = "cleaning.json"
 _FORMAT = 1  # of the files that a killed cleaning leaves
 _PART_BYTES = 128 << 20
-_BYTES_A_PROCESS = 4 << 20  # that one cleans while another one starts
 _MOST_ROWS = 1 << 24  # of a language, compared at a time
-# Languages are not told apart that clean text would confuse in a larger share of its lines.
+# Languages that clean text confuses in a larger share of lines are not distinguished.
 _MOST_CONFUSED = 0.002
 _RULES = [field.name for field in dataclasses.fields(CleaningSettings)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Folder of the tasks' files, rules, and the languages' scripts if rules judge languages."""
+    """Folder of the tasks' files, rules, and the languages' scripts if a rule needs them."""
 
     work: pathlib.Path
     settings: CleaningSettings
@@ -78,7 +77,7 @@ def clean(
     spec: CorpusSpec, settings: CleaningSettings, work: pathlib.Path, out: pathlib.Path,
     executor: Executor, part_bytes: int = _PART_BYTES,
 ) -> dict[str, Any]:  # fmt: skip
-    """Write the cleaned text to `out`, with a manifest, which is returned, and a report.
+    """Write the cleaned text, a manifest and a report to `out`; return the manifest's languages.
 
     `work` keeps files of tasks. Raise ValueError if there is no text, or a file is refused.
     """
@@ -91,7 +90,7 @@ def clean(
     for language, one in result.items():
         took = ", ".join(f"{name} {of['bytes']:,}" for name, of in one["rules"].items())
         level = logging.INFO if one["kept_bytes"] else logging.WARNING
-        message = "%s: %d bytes of text stay; taken: %s"
+        message = "%s: %d bytes of text kept; taken: %s"
         logging.log(level, message, language, one["kept_bytes"], took or "nothing")
     manifest = {"clean": dataclasses.asdict(settings), "languages": result}
     artifacts.write_json(out / MANIFEST, manifest)
@@ -112,8 +111,7 @@ def _clean(
     job = Job(folder, settings, _learn(found, folder) if judges else {})
     tasks = plans.language_tasks(plans.group(pieces, part_bytes))
     parts = [(task, i) for task in tasks for i in range(len(task.parts))]
-    if executor.is_local and sum(piece.text_bytes for piece in pieces) < _BYTES_A_PROCESS:
-        executor = Workers(1, "")
+    executor = plans.fitting(executor, sum(piece.text_bytes for piece in pieces))
 
     def run(function: Callable, jobs: Sequence[tuple[LanguageTask, int]], suffix: str) -> None:
         name = function.__name__
@@ -143,7 +141,7 @@ def _learn(found: Sequence[sources.TextFile], folder: pathlib.Path) -> dict[str,
 
 
 def _read(job: Job, part: Part, counts: rules.Counts) -> Iterator[str]:
-    """Yield the marked lines of a part; refuse a piece of a file with too many bad ones."""
+    """Yield the marked lines of a part; refuse a piece of a file with too many bad lines."""
     most = job.settings.bad_lines
     skipping: Callable[[], Any] = text_files.skipping_bad_lines if most else contextlib.nullcontext
     for piece in part.pieces:
@@ -155,14 +153,14 @@ def _read(job: Job, part: Part, counts: rules.Counts) -> Iterator[str]:
         for bad in (skipped or {}).values():
             if bad.bytes > most * piece.text_bytes:
                 raise ValueError(
-                    f"{path}: {bad.lines} lines, {bad.bytes} bytes of {piece.text_bytes}, are no "
+                    f"{path}: {bad.lines} lines, {bad.bytes} bytes of {piece.text_bytes}, are not "
                     f"text, more than clean.bad_lines={most:g} allows; first: {bad.examples[0]}"
                 )
             counts["bad_lines"].take(bad.lines, bad.bytes, *bad.examples)
 
 
 def scan(job: Job, task: LanguageTask, number: int) -> None:
-    """Write copies and documents of each line of a part, or copies of its passages' bands."""
+    """Count copies and documents of each line of a part, or copies of its passages' bands."""
     cleaner = job.cleaner(task.id, np.zeros(0, rules.FATE))
     tally = tallies.Tally(1 << 62)
     for _, (rows, codes), fates in cleaner.blocks(_read(job, task.parts[number], cleaner.counts)):
@@ -173,7 +171,7 @@ def scan(job: Job, task: LanguageTask, number: int) -> None:
 
 
 def choose(job: Job, task: LanguageTask, _: int) -> None:
-    """Write the fates of the lines of each part that are dropped for their copies."""
+    """Write the fates of the lines that each part drops for their copies."""
     numbers = range(len(task.parts))
     rows = [np.load(job.path("scan", task, i), mmap_mode="r") for i in numbers]
     count = sum(map(len, rows)) // _MOST_ROWS + 1
@@ -206,7 +204,7 @@ def _fates(rows: Sequence[np.ndarray], job: Job) -> list[np.ndarray]:
 
 
 def write(job: Job, task: LanguageTask, number: int) -> None:
-    """Write the lines of a part that stay, then what was taken."""
+    """Write the remaining lines of a part, then counts of the text that the rules took."""
     table = np.zeros(0, rules.FATE)
     if job.compares:
         table = np.load(job.path("choose", task, number), allow_pickle=False)
@@ -224,8 +222,8 @@ def write(job: Job, task: LanguageTask, number: int) -> None:
 
 
 def _finish(job: Job, tasks: Sequence[LanguageTask], before: Mapping, out: pathlib.Path) -> dict:
-    """Give the written files their names, and tell what was taken, with what was taken `before`."""
-    result = dict(before)  # which may have languages without any text left
+    """Name the written files; return counts of the taken text, added to those of `before`."""
+    result = dict(before)  # it may have languages without any text left
     out.mkdir(parents=True, exist_ok=True)
     for path in out.glob("*.txt"):
         path.unlink()
@@ -258,5 +256,5 @@ def _report(found: Mapping[str, Any]) -> str:
         for name, of_rule in one["rules"].items():
             parts.append(f"## {tables.escaped(language)}: {name}, {of_rule['lines']:,} lines")
             parts.append("\n".join(f"- {tables.text_cell(one)}" for one in of_rule["examples"]))
-    about = "Bytes that stay, and that each rule took. A rewritten line counts as a line of a rule."
+    about = "Bytes kept, and taken by each rule. A rewritten line counts as a line of a rule."
     return tables.page("# What cleaning took", about, tables.markdown(rows, ","), *parts)

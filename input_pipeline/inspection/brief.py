@@ -1,4 +1,4 @@
-"""Inspection in brief: what a build warns of, from a sample of each language."""
+"""Brief inspection: the warnings of a build, from a sample of each language."""
 
 import collections
 import pathlib
@@ -20,7 +20,7 @@ _READ_WHOLE = 32 << 20
 
 
 def warnings(every: Sequence[TextFile]) -> list[str]:
-    """Return a line for each fault of a language that hurts its training."""
+    """Return a line for each fault that hurts a language's training."""
     paths, result = collections.defaultdict[str, list[pathlib.Path]](list), []
     for one in every:
         paths[one.language].append(one.path)
@@ -37,14 +37,14 @@ def warnings(every: Sequence[TextFile]) -> list[str]:
         if longest > max(_LONG_LINE * total, long_lines.LONGEST):
             result.append(
                 f"{label(record['language'])}: one line of {longest:,} bytes is "
-                f"{longest / total:.0%} of its text; break it at the ends of sentences, or text "
-                "held out is all or nothing"
+                f"{longest / total:.0%} of its text; break it at the ends of sentences, so that a "
+                "part can be held out"
             )
     return result
 
 
 def _records(paths: Mapping[str, Sequence[pathlib.Path]]) -> list[dict[str, Any]]:
-    """Inspect a sample of each language, as if it were a file."""
+    """Inspect a sample of each language as one file."""
     samples, scripts, identifier = files.learn(paths, _SAMPLE_FILES)
     records = []
     with tempfile.TemporaryDirectory() as folder:

@@ -20,9 +20,9 @@ _INVISIBLE = (0xAD, 0x200B, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x206
 
 
 class Tables(NamedTuple):
-    """[NUM_CODES] each: bits, number in `scripts()` (0 for shared ones), and lower case.
+    """[NUM_CODES] each: bits, number in `scripts()` (0 for shared characters), and lower case.
 
-    `lower` is 0 for what is no letter or mark, and negative in scripts of syllables or ideographs.
+    `lower` is 0 except for letters and marks, and negative in scripts of syllables or ideographs.
     """
 
     kinds: np.ndarray

@@ -1,4 +1,4 @@
-"""The pass over one file: what it holds, counted by kind of dirt, with examples."""
+"""The pass over one file: counts and examples of each kind of defect."""
 
 import codecs
 import dataclasses
@@ -22,17 +22,17 @@ _BLOCK = 4 << 20
 _SAMPLE_BYTES = 1 << 20  # of a language, for the language identification
 _SAMPLE_FILES = 64
 _SAMPLE_PIECE = 1 << 16
-_SAMPLE_READ = 32 << 20  # of what cannot be read from the middle
+_SAMPLE_READ = 32 << 20  # of a compressed file, which cannot be read from the middle
 _EXAMPLE_CHARACTERS = 240
 _CHECKED_FOR_NFC = 200  # lines of a block
-# Documents are cut into passages of about this size; shorter ones than the last are not compared.
+# Documents are cut into passages of about the first size; those below the last are not compared.
 PASSAGE, LONGEST_PASSAGE, SHORTEST_PASSAGE = 4096, 1 << 16, 300
-MOST_PASSAGES = 1 << 21  # of a file that are compared, some 300 MB
-LENGTH_BINS = 8  # for each doubling of the length of a line
+MOST_PASSAGES = 1 << 21  # compared of a file, some 300 MB
+LENGTH_BINS = 8  # for each doubling of a line's length
 EXAMPLES = 5
 
-# Markup; links; UTF-8 that was read as cp1252 or latin-1 and written as UTF-8 again, either surely
-# (Ã©, Â·, â€™, Å¡), or as two characters in a row of two or three bytes (Ð¿Ñ€).
+# Markup, links, and UTF-8 that a program read as cp1252 or latin-1 and wrote as UTF-8 again:
+# surely (Ã©, Â·, â€™, Å¡), or as two characters in a row of two or three bytes (Ð¿Ñ€).
 _BYTE = rb"(?:\xc2[\x80-\xbf]|\xe2[\x80-\x84][\x80-\xbf]|\xc5[\x92\x93\xa0\xa1\xb8\xbd\xbe]|\xc6\x92|\xcb[\x86\x9c])"  # noqa: E501
 _NO_QUOTE = rb"(?:\xc2[\x80-\x9f\xa1-\xaa\xac-\xba\xbc-\xbf]|\xe2\x80[\xa0-\xa2\xb0])"
 _LETTER = rb"(?:[\x84-\x9f]|[\xa0-\xaf]%b)%b" % (_BYTE, _BYTE)  # of two or three bytes
@@ -48,8 +48,8 @@ _PATTERNS = {
         % (_BYTE, _NO_QUOTE, _BYTE, _LETTER, _LETTER),
         rb"\xef\xbf\xbd",
     ),
-    # Twice in a line what Unicode cannot have: a virama without a consonant after it, or a vowel E
-    # or a medial with no letter or sign before it (UTN 11; unicode.org/faq/myanmar.html).
+    # Impossible in Unicode, twice in a line: a virama without a consonant after it, or a vowel E or
+    # a medial with no letter or sign before it (UTN 11; unicode.org/faq/myanmar.html).
     "zawgyi": (rb"%b[^\n]*?%b" % (_NOT_UNICODE, _NOT_UNICODE),),
 }
 _ODD = {"bad_utf8": ch.BAD, "control": ch.CONTROL, "invisible": ch.INVISIBLE}
@@ -61,7 +61,7 @@ class _Record(msgspec.Struct):
 
 @dataclasses.dataclass
 class Kind:
-    """Lines of one kind: their number, their bytes, bytes that a remedy takes, and examples."""
+    """Lines of one kind: number, bytes, bytes that the remedy takes, and examples."""
 
     lines: int = 0
     bytes: int = 0
@@ -77,14 +77,14 @@ class Kind:
 
 @dataclasses.dataclass
 class FileReport:
-    """Contents of a file. Sizes are bytes of text without spaces around lines, line ends included.
+    """Contents of a file. Sizes are bytes of text without spaces around lines, with line ends.
 
     Attributes:
       lengths: lines by length in characters, `LENGTH_BINS` bins for each doubling.
       letters: letters by script, as in `characters.scripts()`.
       judged: lines that the language identification judged.
-      kinds: by name, as in `findings`; of foreign languages "other_language:<code>".
-      fault: why the file was not read to its end, "" if it was.
+      kinds: by name, as in `findings`; "other_language:<code>" for foreign languages.
+      fault: why reading stopped before the end, or "".
       lines: `tallies.ROW` of its lines; `kept_share` of `tallies.Tally`.
       passages: digest, size and first line's digest of passages [n, 3]; `bands` [n, BANDS].
     """
@@ -141,7 +141,7 @@ class Block:
 
 
 class Reader:
-    """Blocks of a file, read to where it is damaged; counts what it met."""
+    """Blocks of a file, up to any damage; it counts characters, lines and documents."""
 
     def __init__(self, path: pathlib.Path):
         self.path = path
@@ -153,7 +153,7 @@ class Reader:
         for data in self.pieces():
             yield self.block(data)
         for name, bit in _ODD.items():
-            if name in self.report.kinds:  # the remedy takes the characters alone
+            if name in self.report.kinds:  # the remedy takes only these characters
                 self.report.kinds[name].taken = int(self._odd[bit.bit_length() - 1])
 
     def pieces(self) -> Iterator[bytes]:
@@ -175,7 +175,7 @@ class Reader:
         while piece := file.read(_BLOCK):
             left -= len(piece)
             if left < 0:
-                self.report.fault = "holds far more text than a compressed file of its size may"
+                self.report.fault = "holds far more text than a file of its size may"
                 break
             end = piece.rfind(b"\n") + 1
             if not end and len(rest) < text_files.MAX_LINE_BYTES:
@@ -187,7 +187,7 @@ class Reader:
             yield rest
 
     def documents_of(self, data: bytes) -> bytes:
-        """Return the documents of JSON lines as text; count lines that are none."""
+        """Return the documents of JSON lines as text; count unreadable lines."""
         found = []
         for line in filter(bytes.strip, data.split(b"\n")):
             try:
@@ -219,7 +219,7 @@ class Reader:
 def learn(
     found: Mapping[str, Sequence[pathlib.Path]], most_files: int = _SAMPLE_FILES
 ) -> tuple[dict[str, Block], dict[str, int], Identifier]:
-    """Sample the files of each language; return samples, main scripts by number, and identifier."""
+    """Sample the files of each language; return samples, numbers of main scripts, identifier."""
     blocks, scripts = {}, {}
     for language, paths in found.items():
         some = paths[:: len(paths) // most_files + 1]
@@ -232,7 +232,7 @@ def learn(
 def sample(paths: Sequence[pathlib.Path], most: int) -> tuple[Block, np.ndarray]:
     """Return some `most` bytes of text of several files, and letters by script.
 
-    Plain files are read in all parts, compressed ones at their beginning.
+    It reads plain files all over, compressed ones from their beginning.
     """
     readers = [Reader(path) for path in paths]
     total = sum(one.report.file_bytes for one in readers)
@@ -300,7 +300,7 @@ def inspect_to(
     path: pathlib.Path, part: pathlib.Path, own: int, script: int, identifier: pathlib.Path,
     compare: bool,
 ) -> None:  # fmt: skip
-    """Inspect a file as `inspect`, by an identifier that is read; write the report to `part`."""
+    """Inspect a file with the identifier of a file; write the report to `part`."""
     inspect(path, own, script, identification.load(identifier), compare).save(part)
 
 
@@ -347,7 +347,7 @@ def _count_kinds(report: FileReport, block: Block, script: int) -> None:
 
 def is_other_script(lines: np.ndarray, script: int) -> np.ndarray:
     """Return whether nine tenths of the letters of each line [n] are of one other script."""
-    # Votes are the letters of one script less those of others.
+    # Votes are the letters of one script minus those of others.
     is_other = (lines["script"] != script) & (lines["script"] > 0)
     return is_other & (lines["votes"] * 5 >= lines["letters"] * 4) & (lines["letters"] >= 5)
 
@@ -356,7 +356,7 @@ def _add(
     report: FileReport, block: Block, name: str, chosen: np.ndarray,
     taken: np.ndarray | None = None, scale: float = 1.0,
 ) -> None:  # fmt: skip
-    """Count lines `chosen` [n] as of a kind; the remedy takes `taken` [n] of them, or the lines."""
+    """Count lines `chosen` [n] of a kind; the remedy takes `taken` [n] bytes, or all of them."""
     hits = np.flatnonzero(chosen)
     if not len(hits):
         return
@@ -372,7 +372,7 @@ def _add(
 
 
 def find_text(paths: Sequence[pathlib.Path], wanted: Sequence[int]) -> list[str]:
-    """Return the beginnings of lines of given digests, read until they are found."""
+    """Return the beginnings of lines with given digests; read until all are found."""
     found: dict[int, str] = {}
     for path in paths:
         for block in Reader(path).blocks():

@@ -1,4 +1,4 @@
-"""What the passes over all files of a language say about it, and what it would cost to remove."""
+"""Findings on a language from the passes over its files, and the cost of their remedies."""
 
 import pathlib
 import re
@@ -16,9 +16,9 @@ from input_pipeline.inspection.pairs import Examined
 from input_pipeline.sources import ParallelSource
 
 _QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
-# Boilerplate stands in this share of the documents, and in so many.
+# Boilerplate stands in at least this share of the documents, and in at least so many.
 _BOILERPLATE_SHARE, _BOILERPLATE_DOCUMENTS = 0.005, 8
-_LEAST_JUDGED = 50  # lines of a language that is compared as a whole
+_LEAST_JUDGED = 50  # lines of a language to compare as a whole
 SHORTEST_BOILERPLATE = 20  # bytes
 _SUMMED = (
     "file_bytes", "num_bytes", "num_lines", "num_documents", "judged", "lengths", "letters",
@@ -26,9 +26,9 @@ _SUMMED = (
 
 
 class Rule(NamedTuple):
-    """What a kind of finding is called, what would remedy it, and the least share to report.
+    """Title and remedy of a kind of finding, and the least share to report.
 
-    A note is harmless to the commands here, and so neither a worst finding nor a failure. What
+    A note is harmless to our commands, so it is neither a worst finding nor a failure. A kind that
     `stops` a build comes first, however little text it is.
     """
 
@@ -41,7 +41,7 @@ class Rule(NamedTuple):
 
 RULES = {
     "fault": Rule(
-        "files damaged, or with lines that are no JSON", "copy them again", 0, stops=True
+        "files damaged, or with lines that are not JSON", "copy them again", 0, stops=True
     ),
     "empty": Rule("empty files, which builds leave out", "remove them", 0),
     "same_language": Rule("text as like another as one language", "check the names of both", 0),
@@ -67,7 +67,7 @@ RULES = {
     "crlf": Rule("Windows line ends", "none needed", 0.001, True),
     "mark": Rule("byte order marks", "none needed", 0, True),
 }
-# Share of a language's text from which on a build warns of it.
+# A build warns from this share of a language's text on.
 WARNED = {"fault": 0, "same_language": 0, "other_language": 0.01, "other_script": 0.02,
           "boilerplate": 0.01, "repeated_lines": 0.05, "html": 0.01, "mojibake": 0.001,
           "zawgyi": 0.005, "bad_utf8": 0}  # fmt: skip
@@ -79,8 +79,8 @@ def of_language(
 ) -> dict[str, Any]:  # fmt: skip
     """Return the record of a language: its numbers, those of its files, and its findings.
 
-    Findings are sorted by the share of the language's bytes that they are. `reports` of the
-    `paths` are read one by one. `tokens` is of `xlm.cli.inspect_text`.
+    Findings are sorted by their share of the language's bytes. `reports` of the `paths` are read
+    one by one. `tokens` comes from `xlm.cli.inspect_text`.
     """
     kinds: dict[str, Kind] = {}
     total = FileReport(0)
@@ -94,7 +94,7 @@ def of_language(
         bands.append(one.bands)
         own = dict(one.kinds)
         if one.fault or one.unreadable:
-            fault = one.fault or f"{one.unreadable} lines are no JSON objects with a text"
+            fault = one.fault or f"{one.unreadable} lines are not JSON objects with a text"
             own["fault"] = Kind(1, examples=[f"{path}: {fault}"])
         if not one.num_lines:
             own["empty"] = Kind(1, examples=[str(path)])
@@ -176,7 +176,7 @@ def _count_repetitions(
 def _count_copies(
     kinds: dict[str, Kind], paths: Sequence[pathlib.Path], passages: np.ndarray, bands: np.ndarray
 ) -> None:
-    """Count passages that equal an earlier one, and those that share a band with one."""
+    """Count passages that equal an earlier one, and passages that share a band with one."""
     is_copy = tallies.later_copies(passages[:, 0])
     is_near = np.zeros(len(passages), bool)
     if bands.any():
@@ -204,7 +204,7 @@ PAIR_RULES = {
 
 
 def of_pairs(source: ParallelSource, examined: Examined) -> list[dict[str, Any]]:
-    """Return the records of the pairs of the pivot and each other column; shares are of pairs."""
+    """Return the record of the pivot and each other column; shares are of pairs."""
     pivot, records = source.languages[examined.pivot], []
     for i, (language, kinds) in enumerate(zip(source.languages, examined.kinds, strict=True)):
         found, pairs = [], int(examined.pairs[i])
@@ -233,7 +233,7 @@ def of_pairs(source: ParallelSource, examined: Examined) -> list[dict[str, Any]]
 def finding(
     key: str, rule: Rule, kind: Kind, share: float, total_bytes: int, other: str = ""
 ) -> dict[str, Any]:
-    """Return what a kind is, as data; `share` of a language's bytes or pairs."""
+    """Return a finding as data; `share` is of a language's bytes or pairs."""
     return {
         "kind": key,
         **({"other": other} if other else {}),

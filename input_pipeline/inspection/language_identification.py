@@ -1,17 +1,17 @@
-"""Which language of a corpus a line is in, learned in seconds from the corpus itself.
+"""Identification of a line's language among those of a corpus, learned from it in seconds.
 
-A naive Bayes model of hashed character n-grams, over the languages of the corpus, so that it knows
-languages that no library knows. The files' names are its labels, though files hold foreign lines.
-So it is cross-fitted: two models are fitted to half of a sample each, and one scores what the other
-has seen. Then both are fitted again without the lines that look foreign, twice.
+A naive Bayes model of hashed character n-grams covers the languages of the corpus, also those that
+no library knows. File names are its labels, though files hold foreign lines. So it is cross-fitted:
+two models are fitted to half of a sample each, and score lines of the other half. Twice, both are
+fitted again without the lines that look foreign.
 
     score(g, l) = log((n_gl + a p_g) / ((N_l + a) p_g)),  p_g = mean of n_gl / N_l over l
 
-`n_gl` counts n-gram g in language l, and a = `_PRIOR`. A line is foreign if two things hold. The
-likelihood ratio, tempered since n-grams overlap, exceeds `_EVIDENCE` nats. And, per n-gram, it is
-at least half of what a median line of the other language has. Close languages still look alike:
-`Identifier.expected` is the share of a language's lines that would be foreign by chance, from the
-tail of lines that are untypical in the opposite way, where no foreign line can be.
+`n_gl` counts n-gram g in language l, and a = `_PRIOR`. A line is foreign if two conditions hold.
+The likelihood ratio, tempered since n-grams overlap, exceeds `_EVIDENCE` nats. Per n-gram, it is at
+least half that of a median line of the other language. Close languages still look alike:
+`Identifier.expected` is the share of a language's lines that look foreign by chance. It comes from
+the opposite tail of untypical lines, which has no foreign line.
 """
 
 import dataclasses
@@ -30,10 +30,10 @@ _SCALE = 16  # of a nat, in int8
 _PRIOR = 3000.0
 _OVERLAP = 3.0
 _EVIDENCE = 8.0  # nats, and log(L) more
-_LEAST_LINES = 50  # of a language that is compared
-_LEAST_CUT = 0.03  # languages whose lines differ less are not told apart, such as en-US and en-GB
-# Cosine of counts of n-grams. Halves of a book reach 0.89 to 0.98. Of languages, on parallel text,
-# only hrv-bos-srp, msa-ind and prs-fas do; zul-nde has 0.90, nob-dan 0.85.
+_LEAST_LINES = 50  # of a language to compare
+_LEAST_CUT = 0.03  # languages whose lines differ less are not distinguished: en-US and en-GB
+# Cosine of counts of n-grams. Halves of a book reach 0.89 to 0.98. On parallel text only
+# hrv-bos-srp, msa-ind and prs-fas reach it; zul-nde has 0.90, nob-dan 0.85.
 _ALIKE = 0.92
 # A table of 4 MB stays in cache; more languages have larger tables, not fewer slots.
 _LEAST_SLOTS, _TABLE_BYTES = 1 << 17, 1 << 22
@@ -48,8 +48,8 @@ class Identifier:
       languages: in the order of the columns.
       models: [2, slots, at least L] int8, one for lines of each lowest bit of their digests.
       cuts: [own, other] least margin per n-gram of a foreign line.
-      expected: [own, other] share of the lines, judged foreign though they are not.
-      alike: [own, other] whether the n-grams of two languages are as those of one.
+      expected: [own, other] share of the lines that is judged foreign by mistake.
+      alike: [own, other] whether the n-grams of two languages look like one language.
     """
 
     languages: tuple[str, ...]

@@ -8,9 +8,9 @@ from xlm.common import tables
 
 
 def worst(languages: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping, Mapping]]:
-    """Return pairs of a language and a finding of it that is no note, the worst first.
+    """Return pairs of a language and a finding of it, without notes, the worst first.
 
-    Those that stop a build come before all others, which are sorted by their share of the text.
+    Findings that stop a build come first, then the others by their share of the text.
     """
     found = [(one, f) for one in languages for f in one["findings"] if not f["is_note"]]
     return sorted(found, key=lambda pair: (not pair[1]["stops"], -pair[1]["share"]))

@@ -1,9 +1,9 @@
-"""Rules for parallel text: what `xlm inspect` counts is what `corpus.clean_pairs` takes.
+"""Rules for parallel text: `xlm inspect` counts the pairs that `corpus.clean_pairs` takes.
 
-Each cell is compared with the pivot's cell of its row: that of English, else of the first column.
-No rule sees what another one took, so each takes the same alone as among others. Text is read once,
-and again for examples. What is kept of a cell is some numbers, of `_MOST_CELLS` cells at a time:
-rows that repeat, hubs and usual lengths are those of so many cells.
+Rules compare each cell with the pivot's cell of its row: English, else the first column. All rules
+see the whole text, so each takes the same pairs with and without others. The text is read once, and
+again for examples. Memory holds some numbers for each of `_MOST_CELLS` cells at a time. Repeated
+rows, hubs and usual lengths are those of so many cells.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ _ROWS = 4096  # of a block
 _MOST_CELLS = 1 << 23
 _SAMPLE_CHARACTERS = 1 << 20  # of a language, for the language identification
 _LEAST_LETTERS = 12  # of a copy: shorter ones are names and greetings
-_EDITS = 0.2  # a letter of the longer cell, of a near copy, among its first 64
+_EDITS = 0.2  # of a near copy, per letter of the longer cell, among the first 64 letters
 # A length is untypical beyond so many robust standard deviations, and a factor.
 _DEVIATIONS, _FACTOR, _SMOOTHING = 4.5, 2.2, 5.0
 _HUB = 10  # distinct translations, at least
@@ -36,16 +36,16 @@ _WINDOW, _SHIFTS = 40, (-2, -1, 1, 2)  # rows of a run that is compared by its l
 _MIX = np.int64(0x2127599BF4325C37)
 _SHOWN = 120  # characters
 
-# Of a cell: digest of its text, 0 if it is empty; characters; bytes; `_BITS`.
+# A cell: digest of its text, 0 if it is empty; characters; bytes; `_BITS`.
 _CELL = np.dtype([("digest", "i8"), ("length", "i4"), ("size", "i4"), ("bits", "u2")])
 
 
 class Column(NamedTuple):
     """The cells of a column in a block of rows, [n] each.
 
-    `line` is the number of a cell among those that are not empty. `normal` is a digest of
-    lower-case letters and digits, `numbers` seven bits for the count of each of the digits 1 to 9,
-    `mark` a class of `_MARKS`.
+    `line` is the number of a cell among the cells that are not empty. `normal` is a digest of
+    lower-case letters and digits. `numbers` has seven bits for the count of each digit 1 to 9,
+    `mark` is a class of `_MARKS`.
     """
 
     codes: np.ndarray
@@ -107,7 +107,7 @@ def column_of(cells: Sequence[str]) -> Column:
 
 
 class Languages(NamedTuple):
-    """Language identification of all columns, and which languages [own, other] it tells apart."""
+    """Language identification of all columns; `is_told` [own, other]: it can distinguish them."""
 
     identifier: identification.Identifier
     is_told: np.ndarray
@@ -175,12 +175,12 @@ def _near_copies(codes, starts, ends, others, other_starts, other_ends, lower, r
 
 @dataclasses.dataclass
 class Examined:
-    """What is wrong with a source, by column: pairs of it and the pivot.
+    """Defects of a source, by column: pairs of it and the pivot.
 
     Attributes:
       pivot: column that the others are compared with; it has no pairs of its own.
-      pairs: [columns]; `taken` are those that the chosen rules take.
-      kinds: what is wrong with them, in pairs and their bytes.
+      pairs: [columns]; the chosen rules take `taken` of them.
+      kinds: defects, in pairs and their bytes.
       is_kept: a bit for each cell, row by row.
       sample: texts of some pairs, the pivot's first.
     """
@@ -197,7 +197,7 @@ class Examined:
 def examine(
     source: ParallelSource, languages: Languages, rules: Sequence[str], num_sampled: int = 0
 ) -> Examined:
-    """Find the cells that the `rules` take; a row that keeps fewer than two goes as a whole."""
+    """Find the cells that the `rules` take; a row with fewer than two others loses all cells."""
     width = len(source.languages)
     pivot = source.languages.index("en") if "en" in source.languages else 0
     kinds: list[dict[str, files.Kind]] = [{} for _ in source.languages]
@@ -260,7 +260,7 @@ def _count(
 
 
 def _cells(rows: Sequence[Row], pivot: int, own: Sequence[int], languages: Languages) -> np.ndarray:
-    """Return `_CELL` [n, columns] with the bits of what a row says of itself."""
+    """Return `_CELL` [n, columns] with the bits that depend on a single row."""
     columns = [column_of(cells) for cells in zip(*rows, strict=True)]
     table, first = np.zeros((len(rows), len(columns)), _CELL), columns[pivot]
     for number, one in enumerate(columns):
@@ -293,7 +293,7 @@ def _cells(rows: Sequence[Row], pivot: int, own: Sequence[int], languages: Langu
 
 
 def _disagree(one: np.ndarray, two: np.ndarray) -> np.ndarray:
-    """Return whether each side has more of some digit than the other [n]."""
+    """Return whether each side has more of some digit than the other, [n]."""
     counts = [side[:, None] >> np.arange(0, 63, 7) & 127 for side in (one, two)]
     return (counts[0] > counts[1]).max(1) & (counts[0] < counts[1]).max(1)
 
@@ -304,11 +304,11 @@ def _row_digests(table: np.ndarray) -> np.ndarray:
 
 
 def _mark_rows(table: np.ndarray, pivot: int) -> None:
-    """Add the bits of what all rows together say."""
+    """Add the bits that depend on all rows together."""
     there = table["digest"] != 0
     table["bits"][tallies.later_copies(_row_digests(table))] |= _BITS["duplicates"]
     for number in range(table.shape[1]):
-        # With more columns than two a pivot has no one translation.
+        # With more than two columns, a pivot has several translations.
         other = pivot if number != pivot else 1 - pivot if table.shape[1] == 2 else number
         if other == number:
             continue
@@ -357,7 +357,7 @@ _found: dict[tuple, Any] = {}  # of this process: languages, and a bit for each 
 
 
 def cleaned(found: Sequence[ParallelSource], rules: tuple[str, ...]) -> list[ParallelSource]:
-    """Return the sources, of which those of `parallel` have lost what the rules take."""
+    """Return the sources; those of `parallel` lose the pairs that the rules take."""
     trained = [one for one in found if one.key == "parallel"]
     # All sources teach the languages.
     states = [

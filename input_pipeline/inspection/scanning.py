@@ -1,9 +1,9 @@
 """Hot loops over a block of text: characters, lines, n-grams, passages.
 
-A block of 4 MB is decoded once, to code points, and then read by one loop for each job. So the
-floor of the cost is, for each character, four reads of 4 bytes in cache, a look-up of what the
-character is, two multiplications of a hash, and one row of L bytes of the model of L languages,
-the only access that misses the cache. Nothing in Python runs per line.
+A block of 4 MB is decoded once, to code points, and read by one loop for each job. Nothing in
+Python runs per line. A character costs at least four reads of 4 bytes in cache, a look-up of its
+kind, two multiplications of a hash, and a row of L bytes of the model of L languages. Only this row
+misses the cache.
 """
 
 import numba
@@ -11,10 +11,9 @@ import numpy as np
 
 from input_pipeline.inspection import characters as ch
 
-# start, end: code points of the line without spaces around it. byte: its first. size: bytes,
-# with the line end.
-# is_first: whether it begins a document. prefix: hash of its beginning. votes: by how many letters
-# its script leads.
+# start, end: code points of the line without spaces around it. byte: its first. size: bytes with
+# the line end. is_first: it begins a document. prefix: hash of its beginning. votes: letters by
+# which its script leads.
 LINE = np.dtype(
     [("digest", "i8"), ("prefix", "i8"), ("start", "i4"), ("end", "i4"), ("byte", "i4"),
      ("size", "i4"), ("letters", "i4"), ("digits", "i4"), ("others", "i4"), ("votes", "i4"),
@@ -24,7 +23,7 @@ ODD = ch.CONTROL | ch.INVISIBLE | ch.BAD
 BUCKETS, BANDS = 128, 16
 _WINDOW = (1 << 60) - 1  # six characters
 _PREFIX = 8  # characters
-_JUDGED = 256  # characters of a line, from its beginning, that tell its language
+_JUDGED = 256  # characters of a line, from its beginning, that decide its language
 _MANY = 0x5851F42D4C957F2D
 _MULTIPLIER = 0x2127599BF4325C37
 _NO_HASH = np.iinfo(np.int64).max
@@ -37,7 +36,7 @@ def code_points(text: str) -> np.ndarray:
 
 
 def decode(data: bytes) -> np.ndarray:
-    """Return the code points of UTF-8, `BAD_BYTE` for each byte that is none."""
+    """Return the code points of UTF-8, `BAD_BYTE` for each invalid byte."""
     codes = code_points(data.decode("utf-8", "surrogateescape"))
     codes[(codes >= 0xDC80) & (codes <= 0xDCFF)] = ch.BAD_BYTE
     return codes
@@ -50,10 +49,10 @@ def _width(code: int) -> int:
 
 @jit
 def find_lines(codes, kinds, scripts, lines, tally, odd, is_blank):
-    """Fill `lines` with those that are not blank; return their number, and if a blank one ended.
+    """Fill `lines` with the lines that are not blank.
 
-    `tally` [scripts] counts letters, `odd` [bits] the characters of each bit of `ODD`. `is_blank`
-    says whether a document begins here.
+    Return their number, and whether the block ends with a blank line. `tally` [scripts] counts
+    letters, `odd` [bits] the characters of each bit of `ODD`. With `is_blank` a document begins.
     """
     count, i, byte = 0, 0, 0
     while i < len(codes):
@@ -145,7 +144,7 @@ def all_slots(codes, lower, lines, mask, slots):
 def score_lines(codes, lower, lines, models, least, scores, counts):
     """Score lines [n] under `models` [2, slots, L]: `scores` [n, L] and n-grams, `counts` [n].
 
-    The model that was fitted without a line scores it: bit 0 of its digest says which. Lines of
+    Each line is scored by the model that was fitted without it, by bit 0 of its digest. Lines of
     fewer than `least` letters are left out.
     """
     slots = np.empty(_JUDGED, np.int64)
@@ -165,10 +164,10 @@ def score_lines(codes, lower, lines, models, least, scores, counts):
 
 @jit
 def find_passages(lines, numbers, least, most):
-    """Number the passages of `lines` in `numbers`; return how many there are.
+    """Number the passages of `lines` in `numbers`; return their number.
 
-    A passage is a document, or a part of one of more than `least` bytes, which ends before a line
-    whose beginning hashes to a multiple of 8, wherever the text before it was cut.
+    A passage is a document or a part of one. A part of more than `least` bytes ends before a line
+    whose beginning hashes to a multiple of 8, so that it ends alike wherever earlier text was cut.
     """
     count, size = 0, most
     for n in range(len(lines)):
@@ -184,11 +183,11 @@ def find_passages(lines, numbers, least, most):
 
 @jit
 def minhash_bands(codes, lower, lines, numbers, bands):
-    """Fill `bands` [passages, BANDS] with hashes, of which near copies share one at least.
+    """Fill `bands` [passages, BANDS] with hashes; near copies share at least one.
 
-    MinHash of shingles of 6 letters by one permutation (Li, Owen, Zhang 2012): one hash a shingle
-    chooses a bucket and competes in it; empty buckets take a value from another (Shrivastava 2017).
-    A similarity of 0.8 shares a band with a chance of 0.95, one of 0.5 with 0.06.
+    MinHash of shingles of 6 letters by one permutation (Li, Owen, Zhang 2012). A shingle's hash
+    chooses a bucket and competes in it. Empty buckets take a value from another (Shrivastava 2017).
+    Passages of similarity 0.8 share a band with probability 0.95, those of 0.5 with 0.06.
     """
     lowest = np.empty(BUCKETS, np.int64)
     first = 0
@@ -224,7 +223,7 @@ def _add_shingles(codes, lower, window, lowest):
 
 @jit
 def _densify(lowest):
-    """Give each empty bucket the value of another one, chosen by its number alone."""
+    """Give each empty bucket the value of another one, chosen by its number."""
     filled = lowest.copy()
     if filled.min() == _NO_HASH:
         return

@@ -1,8 +1,8 @@
-"""Tables of what repeats, in bounded memory, and copies among passages."""
+"""Tables of repetitions, in bounded memory, and copies among passages."""
 
 import numpy as np
 
-# digest of a line or passage; copies of it; documents that they are in; bytes of one.
+# Digest of a line or passage, its copies, documents with one, bytes of one.
 ROW = np.dtype([("digest", "i8"), ("copies", "u4"), ("documents", "u4"), ("size", "u4")])
 _PENDING = 1 << 20
 MOST_ROWS = 1 << 24
@@ -11,9 +11,9 @@ MOST_ROWS = 1 << 24
 class Tally:
     """Counts by digest, exact up to `most` distinct ones.
 
-    Beyond, digests that were met once are forgotten, except for a share of all digests that is
-    halved each time, `kept_share`. Counts are then lower bounds: of a line that repeats, copies may
-    be missed that are further from each other than some `most` / 2 distinct lines.
+    Beyond that it forgets digests met once, except for a share of all digests, `kept_share`, which
+    it halves each time. Counts are then lower bounds: it may miss copies of a line that are further
+    apart than some `most` / 2 distinct lines.
     """
 
     def __init__(self, most: int = MOST_ROWS):

@@ -1,4 +1,4 @@
-"""Rows of Parquet and Arrow files, such as the folders that `datasets` saves; needs pyarrow."""
+"""Rows of Parquet and Arrow files, such as those that `datasets` saves; needs pyarrow."""
 
 import json
 import pathlib
@@ -18,7 +18,7 @@ def is_arrow(path: pathlib.Path) -> bool:
 
 
 def read_rows(path: pathlib.Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file; classes that `datasets` numbers get their names, hidden ones None.
+    """Yield the rows of a file; numbered classes of `datasets` get their names, hidden ones None.
 
     Raise ValueError if the file is damaged, or pyarrow is not installed.
     """

@@ -1,7 +1,7 @@
-"""Batches of features: to train on, by step, and to evaluate on, in one pass.
+"""Batches of features: by step for training, and in one pass for evaluation.
 
-They have as many rows each, of similar lengths, or, of features with two sides, about as many
-tokens each.
+They have equally many rows, of similar lengths. Batches of features with two sides have about
+equally many tokens.
 """
 
 import itertools
@@ -17,10 +17,10 @@ from input_pipeline.stream import Stream, part_size
 from input_pipeline.tasks.features import Feature
 from input_pipeline.tasks.pair_columns import StoredPairs
 
-# Examples are sorted by length among those of so many batches: enough to pad little, few enough
-# that a batch is made of other examples each epoch.
+# Examples are sorted by length within so many batches: enough to pad little, few enough that a
+# batch has other examples each epoch.
 _CHUNK_BATCHES = 50
-_AT_ONCE, _THREADS = 1 << 16, 4  # numbers that are permuted together, which fit into a cache
+_AT_ONCE, _THREADS = 1 << 16, 4  # numbers permuted together, so that they fit into a cache
 # Kind of the batches to train on.
 EXAMPLES = "examples"
 # Purposes of keys.
@@ -39,8 +39,8 @@ class SizedFeature(Feature, Protocol):
 class _EpochStream(Stream):
     """Base of batches to train on: a pure function of (seed, step).
 
-    An epoch is every feature once in a seeded order. Its batches get a seeded order, too. One is
-    filled up with repeated features, different ones each epoch; all have weight 1.
+    An epoch has every feature once, and its batches, in a seeded order. Repeated features, others
+    each epoch, fill up one batch. All have weight 1.
     """
 
     def __init__(
@@ -81,7 +81,6 @@ class _EpochStream(Stream):
         return batches[number]
 
     def _order(self, epoch: int) -> np.ndarray:
-        """Return the features of an epoch in a seeded order."""
         return self._permuted(self._count, epoch, _EXAMPLES)
 
     def _cut(self, order: np.ndarray) -> list[_Batch]:
@@ -100,9 +99,8 @@ class _EpochStream(Stream):
 class FeatureStream(_EpochStream):
     """Batches to train on of `batch_size` features, padded to the shortest bucket that holds them.
 
-    Runs of some batches are sorted by length. `buckets` ascend.
-
-    Raise ValueError if there are no features, buckets do not ascend, or one is too long for them.
+    It sorts runs of some batches by length. Raise ValueError if there are no features, the buckets
+    do not ascend, or a feature is too long for them.
     """
 
     def __init__(
@@ -127,16 +125,16 @@ class FeatureStream(_EpochStream):
 class TokenStream(_EpochStream):
     """Batches to train on, of one bucket each.
 
-    A batch has as many rows of its bucket's length as fit into `tokens` of one side, padding
-    included, rounded down to a multiple of `multiple` (devices times parts of a batch). So there is
-    one shape per bucket. Features left over from a bucket's whole batches move to the next longer
-    one. The last batch of the longest bucket is filled up.
+    A batch has as many rows of its bucket's length as fit into `tokens` of one side with padding,
+    rounded down to a multiple of `multiple` (devices times parts of a batch). So there is one shape
+    per bucket. Features left over from a bucket's whole batches move to the next longer bucket.
+    Repeated features fill the last batch of the longest one.
 
-    With another `alpha` than 1 an epoch has as many features, but a text of n pairs has a share of
+    If `alpha` is not 1, an epoch has as many features, but a text of n pairs has a share of
     n^alpha: whole passes over it, each in another order, and a part of the next pass.
 
-    Raise ValueError if there are no features, buckets do not ascend, a feature is longer than the
-    last one, or no row of it fits into a batch.
+    Raise ValueError if there are no features, the buckets do not ascend, a feature is longer than
+    the last bucket, or no row of that fits into a batch.
     """
 
     def __init__(
@@ -159,10 +157,8 @@ class TokenStream(_EpochStream):
             return found
         drawn, first = list[np.ndarray](), 0
         for text, (size, draws) in enumerate(zip(self._pairs.texts, self._draws, strict=True)):
-            key, numbers = (
-                hashed(text, hashed(_TEXTS, self._seed)),
-                epoch * draws + np.arange(draws),
-            )
+            key = hashed(text, hashed(_TEXTS, self._seed))
+            numbers = epoch * draws + np.arange(draws)
             for some in np.split(numbers, range(_AT_ONCE, draws, _AT_ONCE)):
                 places = permute(some % size, size, hashed(some // size, key))
                 drawn.append((first + places).astype(found.dtype))
@@ -183,9 +179,8 @@ def length_batches(
     """Yield all features once, in batches of similar lengths, the longest first.
 
     A batch has arrays [B, ...], padded to the shortest bucket that holds it, with `weights` [B]
-    float32. The last one is filled up with empty rows of weight 0. With it comes [B] int64, the
-    number of each row's feature, -1 for an empty row. Without features yield nothing. Raise
-    ValueError if the buckets do not hold them.
+    float32, and [B] int64, the number of each row's feature. Empty rows of weight 0 and number -1
+    fill the last batch. Raise ValueError if the buckets do not hold the features.
     """
     if not features:
         return
@@ -219,7 +214,7 @@ def batch_sizes(key: str, tokens: int, buckets: Sequence[int], multiple: int = 1
     if not all(sizes):
         raise ValueError(
             f"{key} is {tokens}, too few for {multiple} rows of {max(buckets)} tokens "
-            "(task.max_length), one for each device and, of a batch to train on, each of "
+            "(task.max_length): a batch needs a row for each device and, in training, for each of "
             "train.accumulation_steps; raise it, or lower one of these"
         )
     return sizes
@@ -228,14 +223,14 @@ def batch_sizes(key: str, tokens: int, buckets: Sequence[int], multiple: int = 1
 def padding_ratio(
     features: Sequence[Feature], batch_size: int, buckets: Sequence[int], max_length: int
 ) -> float:
-    """Return the tokens of rows padded to `max_length` over those of `length_batches`."""
+    """Return the tokens of rows padded to `max_length` over the tokens of `length_batches`."""
     lengths = _checked_lengths(features, buckets)
     longest = [lengths[rows].max() for rows in _sorted_batches(lengths, batch_size)]
     return len(longest) * max_length / sum(_bucket(buckets, one) for one in longest)
 
 
 def _sorted_batches(lengths: np.ndarray, batch_size: int) -> Iterator[np.ndarray]:
-    """Yield the features of each batch, the longest first, which need the most memory."""
+    """Yield the features of each batch; the longest, which need the most memory, come first."""
     order = np.argsort(-lengths, kind="stable")
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size]
@@ -248,14 +243,14 @@ def _checked_lengths(features: Sequence[Feature], buckets: Sequence[int]) -> np.
 def _check_buckets(of_features: Sequence[int] | np.ndarray, buckets: Sequence[int]) -> np.ndarray:
     """Return lengths [N]; ValueError if there are none, or the buckets do not hold them."""
     if not len(of_features):
-        raise ValueError("there are no examples to make batches of; name files that have some")
+        raise ValueError("there are no examples for batches; name files that have some")
     if not buckets or any(one >= two for one, two in itertools.pairwise(buckets)):
         raise ValueError(f"buckets are {tuple(buckets)}, must ascend")
     lengths = np.asarray(of_features)
     if lengths.max() > buckets[-1]:
         raise ValueError(
-            f"the longest example has {lengths.max()} tokens, the last bucket {buckets[-1]}; the "
-            "last bucket must be max_length"
+            f"the longest example has {lengths.max()} tokens, the last bucket {buckets[-1]}; make "
+            "max_length the last bucket"
         )
     return lengths
 
@@ -273,9 +268,9 @@ def _buckets_of(sizes: Sequence[int] | np.ndarray, buckets: Sequence[int]) -> np
 def _by_bucket(
     order: np.ndarray, of_features: np.ndarray, sizes: Sequence[int]
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield bucket and features of whole batches; the rest moves to the next longer bucket.
+    """Yield bucket and features of whole batches, and of a last one that may not be whole.
 
-    Only the last batch may not be whole.
+    Features left over in a bucket move to the next longer one.
     """
     left = order[:0]
     last = int(of_features.max())
@@ -293,7 +288,7 @@ def _stacked(features: Sequence[Feature], length: int, pad: int) -> dict[str, np
     rows = [feature.arrays(length, pad) for feature in features]
     if any(row.keys() != rows[0].keys() for row in rows):
         raise ValueError(
-            "some examples have labels and some have none; train and evaluate on files that have"
+            "some examples have labels and some have none; use files in which all have labels"
         )
     arrays = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
     return {**arrays, "weights": np.ones(len(rows), np.float32)}

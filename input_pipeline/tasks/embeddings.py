@@ -1,4 +1,4 @@
-"""Texts that belong together, to learn sentence vectors from: examples, their files, features."""
+"""Texts that belong together, to train sentence vectors: examples, their files, features."""
 
 import dataclasses
 import pathlib
@@ -24,8 +24,7 @@ _ALIGNED = re.compile(r"(.*\.([^.-]+)-([^.-]+)\.)(\2|\3)((?:\.(?:gz|xz|bz2|zst))
 class EmbeddingExample:
     """A query, its passage, and passages that are wrong for it: `texts`.
 
-    `label` says how alike the first two are, None without. Examples of one `group` are on one side
-    of a hold-out.
+    `label` is the similarity of the first two, if known. A hold-out keeps a `group` on one side.
     """
 
     id: str
@@ -73,7 +72,7 @@ def embedding_features(
     special: SpecialIds, max_length: int, query_prefix: str = "", passage_prefix: str = "",
     reads_first: bool = False,
 ) -> list[EmbeddingFeature]:  # fmt: skip
-    """Return a feature of each example; texts that are too long are cut, with a warning."""
+    """Return a feature of each example; cut texts that are too long, with a warning."""
     texts = [
         TextExample(one.id, (passage_prefix if place else query_prefix) + text, None, None)
         for one in examples
@@ -91,11 +90,11 @@ def embedding_features(
 def read_examples(path: pathlib.Path, task: Task) -> delimited.Found:
     """Yield (language, example) of a file; the language is None unless a column names it.
 
-    A file is a table of `tables`. If its first line does not name the task's columns and has tabs,
-    they are the first ones. Or it is one of two line-aligned files, read with the first of them.
-    A `BadRow` stands for a row of another width, with an empty text, or a label that is no number.
-    Only examples of a task that is scored by labels have one, if the first line names its column,
-    or has one column more. Raise ValueError if a column or the other file is missing.
+    A file is a table of `tables`. If its first line has tabs and does not name the task's columns,
+    these are the first ones. Or it is one of two line-aligned files, read with the first of them.
+    A `BadRow` stands for a row of another width, with an empty text, or a label that is not a
+    number. Examples have a label if the task is scored by labels, and the first line names their
+    column or has one column more. Raise ValueError if a column or the other file is missing.
     """
     if match := _ALIGNED.fullmatch(path.name):
         stem, *codes, _, packed = match.groups()

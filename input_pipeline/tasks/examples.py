@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class BadRow:
-    """A row of a user's file that is no example; `error` begins with its file and line."""
+    """A faulty row of a user's file; `error` begins with its file and line."""
 
     id: str
     error: str
@@ -16,12 +16,11 @@ class BadRow:
 
 @dataclasses.dataclass(frozen=True)
 class TextExample:
-    """A text or a pair of texts to put into a class, or to score.
+    """A text or a pair of texts to classify or to score.
 
     `id` counts the examples of a language and split, from "0". `label` is an index into
-    `Task.labels`, several of these, a score of a regression, or None. Examples of one `group`, such
-    as translations, are on one side of a hold-out. `cells` are the other columns of a row to
-    predict on.
+    `Task.labels`, several of these, a score of a regression, or None. A hold-out keeps a `group`,
+    such as translations, on one side. `cells` are the other columns of a row to predict on.
     """
 
     id: str
@@ -38,9 +37,9 @@ class TextExample:
 
 @dataclasses.dataclass(frozen=True)
 class TaggedExample:
-    """A sentence; each word has a tag, an index into `Task.labels`, or `tags` is empty.
+    """A sentence with a tag for each word, an index into `Task.labels`, or with empty `tags`.
 
-    `group` and `cells` are as of `TextExample`.
+    `group` and `cells` are those of `TextExample`.
     """
 
     id: str
@@ -64,7 +63,7 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class QuestionExample:
-    """A question about a context; without `answers` the context has none (SQuAD 2.0)."""
+    """A question about a context; no `answers` if the context has none (SQuAD 2.0)."""
 
     id: str
     question: str

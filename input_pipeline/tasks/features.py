@@ -7,17 +7,17 @@ A window of a question is `<s> question </s> </s> part of the context </s>`. Win
 on both sides, the one to read its score from (the rule of BERT's run_squad.py).
 
 Offsets count characters of the original context. SentencePiece normalises it (NFKC, spaces), but
-tells which characters a piece comes from. Three rules settle the rest. Spaces before a word are not
-part of its piece. If a character becomes several pieces, such as a ligature, each has its offsets.
-A piece that is only a space stands for the joiners and direction marks that became this space,
-since answers may begin or end with them.
+reports the characters of each piece. Three rules settle the rest. Spaces before a word are not part
+of its piece. If a character becomes several pieces, such as a ligature, each has its offsets. A
+piece of one space stands for the joiners and direction marks that became this space, since answers
+may begin or end with them.
 """
 
 import dataclasses
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import sentencepiece as spm
@@ -77,8 +77,8 @@ def padded(values: np.ndarray, length: int, fill: int) -> np.ndarray:
 class TextFeature:
     """A text or a pair, `<s> a </s>` or `<s> a </s> </s> b </s>`.
 
-    `label` is an index, a score, or, of several, [C] float32 with 1 for those there. `second`
-    is where a second segment begins, with `<s>` and restarted positions; None without one.
+    `label` is an index, a score, or [C] float32 with 1 for each of several labels. `second` is the
+    beginning of a second segment, with `<s>` and restarted positions, if there is one.
     """
 
     example: int
@@ -130,7 +130,7 @@ def warn_of_cuts(
     what: str, sizes: Sequence[int] | np.ndarray, room: int, ids: Sequence[str | int], unit: str,
     remedy: str,
 ) -> None:  # fmt: skip
-    """Log how many texts exceed `room` tokens, and some `ids`; `unit` names what ids number."""
+    """Log how many texts exceed `room` tokens, and the `ids` of some; `unit` is what ids number."""
     if len(long := np.flatnonzero(np.asarray(sizes) > room)):
         names = ", ".join(str(ids[number]) for number in long[:_NAMED].tolist())
         logging.warning(
@@ -151,10 +151,9 @@ def text_features(
 ) -> list[TextFeature]:
     """Return a feature of each text or pair; the examples are all texts or all pairs.
 
-    Labels are several of `num_labels`, unless that is 0.
-
-    Texts that are too long are cut at the end, with a warning that counts them. Of a pair the
-    longer text is cut first (`bitext.join_pair`). Raise ValueError if `max_length` is too short.
+    It cuts texts that are too long, in pairs the longer text first (`bitext.join_pair`), with a
+    warning that counts them. Sets of labels are among `num_labels`. Raise ValueError if
+    `max_length` is too short.
     """
     check_length(max_length)
     texts = _encoded([example.text for example in examples], processor)
@@ -172,12 +171,10 @@ def text_features(
             tokens, start = join_pair(one, two, max_length, special)
             if separate_segments:
                 tokens[start], second = special.bos, start
-        label = example.label
+        label: Any = example.label
         if isinstance(label, tuple):
-            given = np.isin(np.arange(num_labels), label).astype(np.float32)
-            found.append(TextFeature(number, tokens.astype(np.int32), given, second))
-        else:
-            found.append(TextFeature(number, tokens.astype(np.int32), label, second))
+            label = np.isin(np.arange(num_labels), label).astype(np.float32)
+        found.append(TextFeature(number, tokens.astype(np.int32), label, second))
     return found
 
 
@@ -193,8 +190,7 @@ def sentence_features(
 
 
 def _encoded(texts: list[str], processor: spm.SentencePieceProcessor) -> list[np.ndarray]:
-    """Return the int32 token ids of each text."""
-    return processor.encode(texts, return_type="numpy")
+    return processor.encode(texts, return_type="numpy")  # int32
 
 
 def tagging_features(
@@ -205,15 +201,15 @@ def tagging_features(
 ) -> list[TaggedFeature]:
     """Return the features of tagged sentences; every word is in exactly one.
 
-    Words are encoded one by one, as if a space stood before each. A sentence that is too long is
-    cut between words. A word that is longer than a row keeps its first pieces. A word without
-    pieces, such as a lone control character, becomes `<unk>`, as in XTREME.
+    Words are encoded one by one, with a space before each. Long sentences are cut between words. A
+    word longer than a row keeps its first pieces. A word without pieces, such as a lone control
+    character, becomes `<unk>`, as in XTREME.
     """
     check_length(max_length)
     distinct = list(dict.fromkeys(word for example in examples for word in example.words))
     unknown = np.array([special.unk], np.int32)
-    # A tokenizer for text as it is puts no blank before a text, so one is given.
-    adds_blank = "".join(processor.encode("a", out_type=str)).startswith("\u2581")
+    # Tokenizers without normalisation add no blank before a text.
+    adds_blank = "".join(processor.encode("a", out_type=str)).startswith(SPACE)
     texts = distinct if adds_blank else [f" {word}" for word in distinct]
     pieces = {
         word: ids[: max_length - 2] if len(ids) else unknown
@@ -238,7 +234,7 @@ def tagging_features(
 
 
 def _windows(lengths: Sequence[int], room: int) -> Iterator[tuple[int, int]]:
-    """Yield first and past-last word of maximal runs of at most `room` tokens; no word has more."""
+    """Yield first and past-last word of maximal runs of at most `room` tokens."""
     start = used = 0
     for number, length in enumerate(lengths):
         if used + length > room:
@@ -254,10 +250,10 @@ class QuestionFeature:
     """A question with a window of its context.
 
     Attributes:
-      offsets: [L, 2] int32 first and past-last character of each token in the context; both equal
-        for tokens that stand for no character of it.
+      offsets: [L, 2] int32 first and past-last character of each token in the context; equal for
+        tokens without a character of it.
       has_max_context: [L] bool, whether this is the token's best window.
-      start, end: first and last token of the first answer; both 0 (`<s>`) if it is not all here.
+      start, end: first and last token of the first answer; both 0 (`<s>`) if a part is missing.
     """
 
     example: int
@@ -269,7 +265,7 @@ class QuestionFeature:
 
     @property
     def answerable(self) -> np.ndarray:
-        """[L] bool, where an answer may begin and end: the context, and `<s>` for no answer."""
+        """[L] bool, places where an answer may begin and end: context, and `<s>` for no answer."""
         found = self.offsets[:, 0] < self.offsets[:, 1]
         found[0] = True
         return found
@@ -293,7 +289,7 @@ def question_features(
 ) -> list[QuestionFeature]:
     """Return the windows of each question, one after the other.
 
-    `max_query_length` is how many tokens of a question are kept, `stride` the distance between the
+    It keeps `max_query_length` tokens of a question. `stride` is the distance between the
     beginnings of two windows, at most one window of context. Raise ValueError if there is no room
     for a context.
     """
@@ -301,9 +297,9 @@ def question_features(
     if max_query_length >= max_length - NUM_SPECIALS:
         raise ValueError(
             f"max_query_length is {max_query_length} of max_length {max_length}, which leaves no "
-            "room for the context; choose a smaller one"
+            "room for the context; lower it"
         )
-    questions = processor.encode([one.question for one in examples], return_type="numpy")
+    questions = _encoded([one.question for one in examples], processor)
     # XQuAD and MLQA ask several questions about a context.
     texts = list(dict.fromkeys(one.context for one in examples))
     encoded = processor.encode(texts, return_type="offset_mapping", return_bytes=False)
@@ -331,8 +327,7 @@ def question_features(
             start = end = 0
             if span is not None and first <= span[0] and span[1] < last:
                 start, end = (place - first + len(head) for place in span)
-            window = QuestionFeature(number, tokens, places, has_max_context, start, end)
-            windows.append(window)
+            windows.append(QuestionFeature(number, tokens, places, has_max_context, start, end))
     return windows
 
 
@@ -341,9 +336,9 @@ def token_offsets(
 ) -> np.ndarray:
     """Return [tokens, 2] int32 first and past-last character of each token, without spaces around.
 
-    Both are equal if a piece stands for nothing else. `offsets` are those that SentencePiece
-    reports. They cover the text up to the last word's end. If a character becomes several pieces,
-    all but the last are empty ones at its beginning.
+    Both are equal for a piece of spaces. `offsets` come from SentencePiece and cover the text up to
+    the last word's end. If a character becomes several pieces, all but the last are empty there,
+    at its beginning.
     """
     found = np.zeros((len(pieces), 2), np.int32)
     for row, piece, (start, end) in zip(found, pieces, offsets, strict=True):
@@ -354,7 +349,7 @@ def token_offsets(
             if surface and not piece.startswith(SPACE):
                 first, last = start, end  # a character that only Python counts as a space
             else:
-                # The character that it was made from belongs to a later piece as well.
+                # Its character belongs to a later piece as well.
                 last = min(first + 1, len(text))
         row[:] = first, last
     return found
@@ -371,8 +366,8 @@ def token_span(offsets: np.ndarray, answer: Answer) -> tuple[int, int] | None:
 def _best_windows(starts: Sequence[int], room: int, length: int) -> np.ndarray:
     """Return [length] the number of the window in which each context token has the most context.
 
-    That is the smaller number of tokens before and after it in the window, plus a hundredth of the
-    window's length. The first of two equal windows wins.
+    Context is the smaller number of tokens before and after it in the window, plus a hundredth of
+    the window's length. The first of equal windows wins.
     """
     first = np.asarray(starts)[:, None]
     last = np.minimum(first + room, length)
@@ -384,7 +379,7 @@ def _best_windows(starts: Sequence[int], room: int, length: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TranslationFeature:
-    """A source `<s> x </s>`, [S] int32 `tokens`, and a target `symbol y </s>` if it is known.
+    """A source `<s> x </s>`, [S] int32 `tokens`, and a target `symbol y </s>`, if known.
 
     `symbol` is the decoder's first input. `target` is [T] int32 `y </s>`, or None.
     """
@@ -400,7 +395,7 @@ class TranslationFeature:
         return max(len(self.tokens), 0 if self.target is None else len(self.target))
 
     def arrays(self, length: int, pad: int) -> dict[str, np.ndarray]:
-        """Return the source as other features have it, and the target, int32.
+        """Return the arrays of other features for the source, and the target, int32.
 
         `first_token` [] is the symbol, `target_inputs` [length] the symbol and y, and
         `target_outputs` [length] the next tokens, y and `</s>`, -1 for none.
@@ -423,15 +418,15 @@ def language_symbols(
     piece_id: Callable[[str], int],
     special: SpecialIds,
 ) -> dict[str, int]:
-    """Return the ids of the symbols that a decoder's input begins with, by target language.
+    """Return the ids of a decoder's first input, by target language.
 
-    `pieces` names the pieces of some languages, such as {"de": "▁<2de>"}; of specials only `</s>`,
-    as other decoders begin with it. Any other language gets a row of the embedding table after
-    those of the pieces, which tokenizer and softmax do not know. A later run may append to
+    `pieces` names the pieces of some languages, such as {"de": "▁<2de>"}. The only special one
+    allowed is `</s>`, with which other decoders begin. Any other language gets a row of the
+    embedding table after the pieces, unknown to tokenizer and softmax. A later run may append to
     `languages` and keep the symbols. `piece_id` gives `<unk>` for unknown pieces.
 
     Raise ValueError for a piece that is unknown, special, or of two languages, or for a language
-    that is no target.
+    that is not a target.
     """
     if unknown := sorted(set(pieces) - set(languages)):
         raise ValueError(
@@ -446,11 +441,11 @@ def language_symbols(
             continue
         symbol = piece_id(pieces[language])
         if symbol == special.unk:
-            fault = "is no piece of the vocabulary; name one that is, or none"
+            fault = "is not a piece of the vocabulary; name another piece, or none"
         elif symbol in special.special_ids() and symbol != special.eos:
             fault = "is a special token; name another piece, or none"
         elif other := [one for one, row in found.items() if row == symbol]:
-            fault = f"is that of {other[0]!r}, too; name another piece, or none"
+            fault = f"is also the piece of {other[0]!r}; name another piece, or none"
         else:
             found[language] = symbol
             continue
@@ -469,10 +464,10 @@ def translation_features(
     unit: Unit = "example",
     of_sources: spm.SentencePieceProcessor | None = None,
 ) -> list[TranslationFeature]:
-    """Return a feature of each pair; sides that are too long are cut, with a warning that counts.
+    """Return a feature of each pair; cut sides that are too long, with a warning that counts them.
 
-    `max_length` limits a source with `<s>` and `</s>`, and a target with `</s>`. `unit` says what
-    ids number: examples of a run's data, or lines of a text for a finished model. `of_sources`, if
+    `max_length` limits a source with `<s>` and `</s>`, and a target with `</s>`. Ids number a
+    `unit`: examples of a run's data, or lines of a text for a finished model. `of_sources`, if
     given, reads sources. Raise ValueError if `max_length` is too short, or a symbol is missing.
     """
     check_length(max_length)
@@ -482,9 +477,8 @@ def translation_features(
             f"no symbol for the target language {', '.join(missing)}; the model was made for "
             f"{', '.join(symbols)}: train on a direction into it, or correct the direction"
         )
-    texts = [one.source for one in examples]
-    sources = (of_sources or processor).encode(texts, return_type="numpy")
-    targets = processor.encode([one.target or "" for one in examples], return_type="numpy")
+    sources = _encoded([one.source for one in examples], of_sources or processor)
+    targets = _encoded([one.target or "" for one in examples], processor)
     ids = [one.id for one in examples]
     for what, texts, room in (
         ("sources", sources, max_length - 2),

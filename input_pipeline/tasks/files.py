@@ -1,17 +1,15 @@
-"""Files of a dataset: which there are for a language, and their text.
+"""Files of a dataset: those of a language, and their text.
 
-A pattern is a path below the root folder, which may hold the wildcards of `glob`. `{language}`
-stands for a language's code: `xnli/dev/{language}.tsv.xz`. Files of a pattern without it name the
-languages of their examples themselves, as the original XNLI files do, or are in English.
+A pattern is a path below the root folder, with wildcards of `glob`. `{language}` stands for a
+language's code: `xnli/dev/{language}.tsv.xz`. Files of a pattern without it name the languages of
+their examples themselves, as the original XNLI files do, or are in English.
 """
 
 import codecs
 import dataclasses
 import fnmatch
-import functools
 import glob
 import itertools
-import logging
 import lzma
 import pathlib
 import re
@@ -24,7 +22,7 @@ from input_pipeline.tasks.tasks import Task
 Pair = tuple[str, str]
 
 PLACEHOLDER = "{language}"
-_COMPRESSED = {  # first bytes, which tell a compression under any file name
+_COMPRESSED = {  # first bytes, which show a compression under any file name
     b"\x1f\x8b": "gz",
     b"\xfd7zXZ\0": "xz",
     b"BZh9": "bz2",
@@ -39,20 +37,20 @@ _NO_TEXT = {
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _CODE = "[A-Za-z0-9_-]+?"
 _READ_WHOLE = 1 << 23  # bytes of a file, compressed or not
-# Wildcards of `glob`: sets such as [ct] and [!0-9], and those of which the expressions follow.
+# Wildcards of `glob`: sets such as [ct] and [!0-9], and wildcards with the expressions below.
 _WILDCARD = re.compile(r"\*\*/|\*\*|\*|\?|\[!?\]?[^]]*\]")
 _EXPRESSIONS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "."}
 _TYPES = ("csv", "tsv", "txt")  # file types, although languages with such codes exist
-# Ends of names that editors and downloads give to copies, which a wildcard does not mean.
+# Suffixes of copies by editors and downloads, which wildcards leave out.
 _COPIES = ("~", ".bak", ".orig", ".swp", ".tmp", ".part", ".crdownload")
 
 
 def read_text(path: pathlib.Path) -> str:
     """Return the text of a file, plain, `.gz`, `.xz`, `.bz2` or `.zst`, with `\\n` line ends.
 
-    It is UTF-8, or UTF-16 with a byte order mark, as some programs write it. Raise ValueError if
-    the file is a folder or a pipe, empty, damaged, in another encoding or a program's own format,
-    or holds NUL bytes or more text than a file of its size may have.
+    It is UTF-8, or UTF-16 with a byte order mark. Raise ValueError if the file is a folder or a
+    pipe, empty, damaged, in another encoding or a program's own format, or holds NUL bytes or more
+    text than its size allows.
     """
     if path.is_dir():
         raise ValueError(f"{path}: is a folder, must be a file; name the files in it by a pattern")
@@ -64,17 +62,16 @@ def read_text(path: pathlib.Path) -> str:
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
         raise ValueError(text_files.nul_message(f"{path}, line {line}"))
-    # A byte order mark is no letter; that of MRPC would hide the name of its first column.
+    # A byte order mark would hide the name of the first column, as in MRPC.
     text = text.lstrip("\ufeff").replace("\r\n", "\n")
     if "\n" not in text:
-        text = text.replace("\r", "\n")  # as Excel for Mac ends lines
+        text = text.replace("\r", "\n")  # line ends of Excel for Mac
     if not text.strip():
         raise ValueError(f"{path}: the file is empty; add data or remove the file")
     return text
 
 
 def _decompressed(path: pathlib.Path) -> bytes:
-    """Return the bytes of a file, decompressed by its suffix, or else by its first bytes."""
     most, kind = text_files.max_text_bytes(path), _compression(path)
     try:
         with text_files.OPENERS[kind](path, "rb") as file:
@@ -114,14 +111,14 @@ def _decoded(path: pathlib.Path, raw: bytes) -> str:
 
 
 def numbered_lines(path: pathlib.Path) -> Iterator[tuple[str, str]]:
-    """Yield (file and line number for messages, line); only a line feed ends a line."""
+    """Yield (file and line number, line), for lines that end with a line feed."""
     lines = _streamed(path) or read_text(path).removesuffix("\n").split("\n")
     for number, line in enumerate(lines, start=1):
         yield f"{path}, line {number}", line
 
 
 def _streamed(path: pathlib.Path) -> Iterator[str] | None:
-    """Return the lines of a file of many megabytes; None for others, UTF-16 and one long line."""
+    """Return the lines of a large file; None for a small one, UTF-16 or a single long line."""
     if not path.is_file() or path.stat().st_size <= _READ_WHOLE:
         return None
     kind = _compression(path)
@@ -132,7 +129,7 @@ def _streamed(path: pathlib.Path) -> Iterator[str] | None:
 
 
 def read_columns(path: pathlib.Path) -> Iterator[tuple[str, str, str]]:
-    """Yield place, first and second cell of each line; ValueError if one has other columns."""
+    """Yield place, first and second cell of each line; ValueError for other than two columns."""
     for where, line in numbered_lines(path):
         cells = line.split("\t")
         if len(cells) != 2:
@@ -156,22 +153,22 @@ def read_pairs(paths: Sequence[pathlib.Path]) -> Iterator[Pair]:
             longer = number + 1 + sum(1 for _ in sides[one is None])
             counts = (number, longer) if one is None else (longer, number)
             raise ValueError(
-                f"{paths[0]}: {counts[0]} lines, but {paths[1]} has {counts[1]}; line i of both "
-                "must say the same: take both files from one version of the dataset"
+                f"{paths[0]}: {counts[0]} lines, but {paths[1]} has {counts[1]}; equal lines must "
+                "be translations: take both files from one version of the dataset"
             )
         yield one.strip(), two.strip()
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where the examples of a task in a language are.
+    """Places of the examples of a task in a language.
 
     Attributes:
-      root: folder that the patterns start from.
+      root: folder of the patterns.
       patterns: of files, or splits of tensorflow-datasets as "tfds:NAME:SPLIT".
       language_codes: other names of languages in files, such as {"deu": "de"}.
-      data_dir: where tensorflow-datasets keeps its data; None for its own default.
-      max_bad_rows: rows that may be left out since they are at fault.
+      data_dir: data folder of tensorflow-datasets; None for its default.
+      max_bad_rows: most faulty rows to leave out.
     """
 
     task: Task
@@ -211,7 +208,7 @@ def matching(root: pathlib.Path, pattern: str, codes: Sequence[str]) -> list[pat
 
 
 def languages_of_names(root: pathlib.Path, pattern: str) -> set[str]:
-    """Return the codes in the place of `{language}` in the names of existing files."""
+    """Return the codes that stand for `{language}` in the names of existing files."""
     first, *rest = pattern.split(PLACEHOLDER)
     expression = f"(?P<code>{_CODE})".join(
         [_expression(first), "(?P=code)".join(map(_expression, rest))]
@@ -224,24 +221,19 @@ def languages_of_names(root: pathlib.Path, pattern: str) -> set[str]:
         if text_files.is_language(match["code"]) and match["code"] not in _TYPES:
             found.add(match["code"])
         elif match["code"] not in (*_TYPES, "json", "jsonl", "conll"):
-            _warn_once(
-                f"{root / name}: left out, {match['code']!r} in its name is no code of a language, "
+            text_files.warn_once(
+                f"{root / name}: left out, {match['code']!r} in its name is not a language code "
                 "such as en, ceb or zh-Hant"
             )
     return found
 
 
-@functools.cache
-def _warn_once(message: str) -> None:
-    logging.warning(message)
-
-
 def _expression(wildcards: str) -> str:
-    """Return the regular expression of a part of a pattern; its `**/` may be no folder at all."""
+    """Return the regular expression of a part of a pattern; `**/` also matches no folder."""
     found, end = "", 0
     for wildcard in _WILDCARD.finditer(wildcards):
         found += re.escape(wildcards[end : wildcard.start()])
         one, end = wildcard[0], wildcard.end()
-        # For a set, remove the end of string that `fnmatch` adds.
+        # Remove the end of string that `fnmatch` adds to a set.
         found += _EXPRESSIONS.get(one) or re.sub(r"\\[Zz]$", "", fnmatch.translate(one))
     return found + re.escape(wildcards[end:])

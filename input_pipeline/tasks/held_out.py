@@ -1,4 +1,4 @@
-"""Training examples that are held out as development data, where a user has none."""
+"""Hold-out of training examples as development data, for users without such data."""
 
 import collections
 import hashlib
@@ -17,10 +17,10 @@ def held_out(
 ) -> dict[str, list[bool]]:
     """Return by language whether each example is held out.
 
-    Examples with one text, or of one group, are on one side, whatever their languages. Of each of
-    `labels` of each language in `selecting`, about `share` of the examples is held out, at least
-    one, and at most half if `share` is less: the rarest label first, texts in the order of their
-    hashes. So adding examples moves few others.
+    Examples with one text, or of one group, are on one side, whatever their languages. For each
+    language in `selecting` and each of `labels`, about `share` of the examples is held out: at
+    least one, and at most half if `share` is less. The rarest label comes first, and texts in the
+    order of their hashes. So added examples move few others.
 
     Raise ValueError unless 0 < share < 1 and each language in `selecting` has some on both sides.
     """
@@ -49,7 +49,7 @@ def held_out(
     have: collections.Counter[Any] = collections.Counter()
     for stratum in sorted(strata, key=lambda one: (total[one], str(one))):
         order = sorted(strata[stratum], key=first.__getitem__)
-        # A unit with more of any label than its share is a last resort.
+        # Units with more of any label than its share come last.
         for unit, most in [(unit, most) for most in (target, half) for unit in order]:
             added = {one: strata[one][unit] for one in members[unit]}
             if have[stratum] >= target[stratum]:
@@ -61,15 +61,15 @@ def held_out(
     found = {language: [next(is_out) for _ in some] for language, some in examples.items()}
     if empty := [language for language in selecting if not any(found[language])]:
         raise ValueError(
-            f"{empty[0]}: there is no development file, and of {len(found[empty[0]])} training "
-            "examples none can be held out, as they are few, or of one text or group; add a "
+            f"{empty[0]}: there is no development file, and none of {len(found[empty[0]])} "
+            "training examples can be held out: they are few, or have one text or group; add a "
             "development file (task.validation), or more examples"
         )
     return found
 
 
 def _units(keys: Sequence[Iterable[str]]) -> list[int]:
-    """Return the number of each item's unit; items that share a key, "" for none, are in one."""
+    """Return the number of each item's unit; items that share a key other than "" are in one."""
     from scipy.sparse import coo_array, csgraph  # slow
 
     known: dict[str, int] = {}

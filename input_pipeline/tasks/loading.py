@@ -16,11 +16,11 @@ Found = Iterable[tuple[str | None, Any]]  # languages and examples
 
 
 class Readers(NamedTuple):
-    """Readers of the examples of one kind of tasks, as frozen dataclasses with an `id`.
+    """Readers of the examples of a kind of tasks, as frozen dataclasses with an `id`.
 
     A `BadRow` may stand for an example or a label. Examples with id "" are numbered. The language
-    is None unless file or dataset names it. `labels` reads the label names of a file before the
-    task's are known; None without classes.
+    is None unless file or dataset names it. `labels` reads the label names of a file when the
+    task's are unknown; None without classes.
     """
 
     file: Callable[[pathlib.Path, Task], Found]
@@ -30,17 +30,17 @@ class Readers(NamedTuple):
 
 
 class PairsReader(NamedTuple):
-    """Reader of the two sides of a search; messages describe its files by `content`."""
+    """Reader of the two sides of a search; `content` describes its files in messages."""
 
     numbers: range
     content: str
     read: Callable[[Sequence[pathlib.Path]], SentencePairs]
 
 
-# Language of files whose name and content do not tell it.
+# Language of files without one in name and content.
 _DEFAULT_LANGUAGE = "en"
 _NAMED = 4  # bad rows that a message names
-_MAX_BROKEN = 0.01  # share of rows that may be bad, of tasks that have such
+_MAX_BROKEN = 0.01  # most bad rows, as a share, of tasks with broken lines
 
 
 def load_examples(
@@ -48,7 +48,7 @@ def load_examples(
 ) -> list[Any]:
     """Return the examples of a language in the order of the patterns and their files.
 
-    Add bad rows by their errors to `bad`. Raise ValueError if there are more than the source
+    It adds bad rows to `bad`, by their errors. Raise ValueError if there are more than the source
     allows, no examples, a file is malformed, or two examples have the same id.
     """
     examples: list[Any] = []
@@ -70,7 +70,7 @@ def load_examples(
 
 
 def load_pairs(reader: PairsReader, source: Source) -> SentencePairs:
-    """Read the two sides of a search, a language and English, from one pattern for each file.
+    """Read the two sides of a search, a language and English, from a pattern for each file.
 
     Raise ValueError if a pattern matches no file or several, or a file is malformed.
     """
@@ -104,20 +104,20 @@ def load_pairs(reader: PairsReader, source: Source) -> SentencePairs:
 
 
 def load_translations(source: Source, languages: Collection[str] = ()) -> list[TranslationExample]:
-    """Read the sentence pairs of a direction whole; see `translations`."""
+    """Read all sentence pairs of a direction; see `translations`."""
     target = translation.direction(source.language)[1]
     pairs = itertools.chain.from_iterable(translations(source, languages))
     return [TranslationExample(str(i), *pair, target) for i, pair in enumerate(pairs)]
 
 
 def translations(source: Source, languages: Collection[str] = ()) -> Iterator[Iterator[Pair]]:
-    """Yield the sentence pairs of each text of a direction such as "en-de", that of `source`.
+    """Yield the sentence pairs of each text of the direction of `source`, such as "en-de".
 
-    Its patterns name any number of texts, joined in this order: a TSV file of two columns (*.tsv,
-    compressed or not), two line-aligned files (source, then target), or "tfds:NAME:SPLIT". File
-    names may hold {source} and {target}, the codes of the direction. Names of datasets may hold
-    {language}, which becomes the direction's entry in `Task.tfds_codes`. `languages` are those of
-    the run, see `translation.read_files`.
+    Patterns name any number of texts, joined in this order: a TSV file of two columns (*.tsv,
+    compressed or not), two line-aligned files (source, then target), or "tfds:NAME:SPLIT". In file
+    names, {source} and {target} stand for the codes of the direction. In names of datasets,
+    {language} stands for the direction's entry in `Task.tfds_codes`. `languages` are those of the
+    run, see `translation.read_files`.
 
     Raise ValueError if there are no pairs, or a file is malformed or has no partner.
     """
@@ -182,7 +182,7 @@ def load_labels(readers: Readers, source: Source) -> list[str]:
 def has_files(root: pathlib.Path, patterns: Sequence[str]) -> bool:
     """Return whether a pattern matches a file or names tensorflow-datasets.
 
-    Raise ValueError if a pattern without wildcards names a missing file.
+    Raise ValueError if a file named without wildcards is missing.
     """
     return any(
         tfds_examples.is_tfds(pattern)
@@ -193,26 +193,26 @@ def has_files(root: pathlib.Path, patterns: Sequence[str]) -> bool:
 
 
 def identities(source: Source) -> set[tuple[Any, ...]]:
-    """Return identities of a language's files and datasets; two links to one file share one."""
+    """Return identities of a language's files and datasets; links to one file share theirs."""
     found: set[tuple[Any, ...]] = {
         (pattern.replace(files.PLACEHOLDER, source.language),)
         for pattern in source.patterns
         if tfds_examples.is_tfds(pattern)
     }
     for path in matching_files(source):
-        status = path.stat()  # links, symbolic or hard, are the same file
+        status = path.stat()
         found.add((status.st_dev, status.st_ino))
     return found
 
 
 def matching_files(source: Source) -> list[pathlib.Path]:
-    """Return all files that may hold text of a language; ValueError as in `has_files`."""
+    """Return all files that may have text of a language; ValueError as in `has_files`."""
     own = (pattern for pattern in source.patterns if not tfds_examples.is_tfds(pattern))
     return [path for pattern in own for path in source.matching(pattern)]
 
 
 def available_languages(readers: Readers | None, source: Source) -> set[str]:
-    """Return the languages of files; without `readers`, only those that file names tell."""
+    """Return the languages of files; without `readers`, only those in file names."""
     found: set[str] = set()
     for pattern in source.patterns:
         if tfds_examples.is_tfds(pattern):
@@ -243,7 +243,7 @@ def _check_bad(bad: Mapping[str, BadRow], limit: float) -> None:
 def _of_language(
     found: Iterable[Found], pattern: str, source: Source, bad: dict[str, BadRow]
 ) -> Iterator[Any]:
-    """Yield the examples of the language, or all if the pattern names it; add bad rows to `bad`."""
+    """Yield the examples of the language, or all of a pattern for it; add bad rows to `bad`."""
     is_named, codes = files.PLACEHOLDER in pattern, source.codes
     for code, example in itertools.chain.from_iterable(found):
         if isinstance(example, BadRow):
@@ -253,7 +253,7 @@ def _of_language(
 
 
 def _with_ids(examples: Sequence[Any], source: Source) -> list[Any]:
-    """Number the examples that have no id, and raise ValueError if two have the same."""
+    """Number the examples without an id, and raise ValueError if two have the same."""
     found: dict[str, Any] = {}
     for number, example in enumerate(examples):
         if not example.id:
@@ -279,5 +279,5 @@ def _no_data(source: Source, looked_for: Sequence[str], there: set[str]) -> Valu
         f"{source.task.name} has no data for language {source.language!r}; looked for "
         f"{'; '.join(looked_for)}; "
         f"there are files for {', '.join(sorted(there)) or 'no language'}: add the files, leave "
-        "the language out, or map the code that file names use to it in language_codes"
+        "the language out, or map its code in file names to it in language_codes"
     )

@@ -1,9 +1,9 @@
-"""Pairs to learn to translate from, on disk: tokenised once, and read by number.
+"""Pairs to train translation on, on disk: tokenised once, and read by number.
 
-The sources and the targets of a part are columns as of `packed_dataset`. `pairs.json`, written
-last, has the pairs of each part. A part is written whole or not at all, so a killed build resumes
+The sources and the targets of a part are columns as in `packed_dataset`. `pairs.json`, written
+last, has the number of pairs of each part. A part is whole or missing, so a killed build resumes
 after the last one. A source that begins with `<bt>` is synthetic (Caswell et al. 2019). Its ids
-begin with that of `<mask>`, which no other source has.
+begin with `<mask>`, which no other source has.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ def write(folder: pathlib.Path, texts: Texts, processors: Processors) -> None:
 def _write_text(
     folder: pathlib.Path, name: str, pairs: Iterator[Pair], processors: Processors
 ) -> Iterator[int]:
-    """Write the parts of a text that are not there, and yield the pairs of each part."""
+    """Write the missing parts of a text, and yield the number of pairs of each part."""
     for number in itertools.count():
         if (first := next(pairs, None)) is None:
             return
@@ -85,7 +85,7 @@ def _encoded(
 
 
 class StoredPairs:
-    """Pairs, numbered in the order of `directions` and their texts, of which `texts` has the pairs.
+    """Pairs, numbered in the order of `directions` and their texts; `texts` counts them.
 
     `sizes` [N] are the tokens of the longer side, cut, with specials.
     """

@@ -1,7 +1,7 @@
 """Questions about a context with the answers in it: JSON of SQuAD 1.1 and 2.0.
 
 XQuAD, MLQA and TyDiQA-GoldP have the same form. Offsets count characters (code points). A misplaced
-answer is an error, since a score over fewer questions is not that of the dataset.
+answer is an error, since a score over fewer questions is not comparable.
 """
 
 import json
@@ -17,8 +17,8 @@ from input_pipeline.tasks.tasks import Task
 def read_questions(path: pathlib.Path, task: Task) -> Iterator[tuple[str | None, QuestionExample]]:
     """Yield (language, example) of a file; the language is None unless TyDiQA's ids name it.
 
-    Answers of a repeated question, as in XTREME's translations, are put together. Raise ValueError
-    if the file is not JSON of this form, two questions have one id, or answers are misplaced.
+    It joins the answers of a repeated question, as in XTREME's translations. Raise ValueError if
+    the file is not JSON of this form, two questions have one id, or answers are misplaced.
     """
     text = files.read_text(path)
     try:
@@ -49,12 +49,12 @@ def read_questions(path: pathlib.Path, task: Task) -> Iterator[tuple[str | None,
 
 
 def language_of_id(question_id: str, task: Task) -> str | None:
-    """Return the language that an id names, as TyDiQA's do; None in other datasets."""
+    """Return the language in an id of TyDiQA; None for other datasets."""
     return task.id_languages.get(question_id.split("-")[0])
 
 
 def check_answers(examples: Iterable[QuestionExample], where: str) -> None:
-    """Raise ValueError with the first answer that is not at its place, and how many are not."""
+    """Raise ValueError with the first misplaced answer, and their number."""
     wrong = [
         (example, answer)
         for example in examples
@@ -68,8 +68,9 @@ def check_answers(examples: Iterable[QuestionExample], where: str) -> None:
         there = example.context[max(answer.start, 0) :][: len(answer.text) or 20]
         raise ValueError(
             f"{where}, question {example.id!r}: the answer {answer.text!r} is not at character "
-            f"{answer.start} of its context, where {there!r} is ({len(wrong)} such answers); "
-            "answer_start counts characters, not bytes, from 0: correct it or remove the question"
+            f"{answer.start} of its context, which has {there!r} there ({len(wrong)} such "
+            "answers); answer_start counts characters, not bytes, from 0: correct it or remove the "
+            "question"
         )
 
 
@@ -95,14 +96,13 @@ def _examples(data: Any, path: pathlib.Path) -> Iterator[QuestionExample]:
 
 
 def _checked(value: Any, kind: type, name: str) -> Any:
-    """Return `value` if it is of this type; else raise TypeError."""
     if type(value) is not kind:
         raise TypeError(f"{name} must be {kind.__name__}, is {value!r}")
     return value
 
 
 def _example(context: str, question: dict[str, Any]) -> QuestionExample:
-    # SQuAD 2.0 gives impossible questions answers that are only plausible.
+    # Impossible questions of SQuAD 2.0 have answers that are only plausible.
     is_impossible = question.get("is_impossible", False)
     answers = [] if is_impossible else question.get("answers", [])
     for text in (context, question["question"]):

@@ -1,12 +1,12 @@
-"""Rows of a user's own tables: CSV, TSV, JSON lines or array, Parquet, told apart by content.
+"""Rows of a user's own tables: CSV, TSV, JSON lines or array, Parquet, recognised by content.
 
 A file that begins with a brace has JSON objects, on one line each or several. One that begins with
-a bracket has an array of them. Any other has columns, whose separator is the tab, comma or
-semicolon that gives the first line the wanted columns, after Excel's line `sep=;`. Columns have the
-names of the first line, in any case, or numbers from 1 without such a line. Commas and semicolons
-are read as CSV (RFC 4180): quoted cells may hold separators and line ends. Between tabs a quotation
-mark is text, except around a whole cell. A tab-separated file with lines of different widths is CSV
-if that makes the widths equal.
+a bracket has an array of them. Any other file has columns, possibly after Excel's line `sep=;`.
+Their separator is the tab, comma or semicolon that cuts the first line into the wanted columns.
+Columns have the names of the first line, in any case, or numbers from 1 without such a line. Commas
+and semicolons make CSV (RFC 4180): quoted cells may hold separators and line ends. Between tabs a
+quotation mark is text, except around a whole cell. A tab-separated file with lines of different
+widths is CSV if that makes the widths equal.
 """
 
 import contextlib
@@ -29,11 +29,11 @@ _EXCEL = re.compile(r"\Asep=.(?=\n)", re.I)
 
 csv.field_size_limit(2**31 - 1)  # a cell may be a whole document
 
-_Record = tuple[int, Mapping[str, Any] | ValueError]  # number of the line; why there are no cells
+_Record = tuple[int, Mapping[str, Any] | ValueError]  # number of the line; cells or their fault
 
 
 class Record(NamedTuple):
-    """Row of a table, the number of its line, of Parquet of the row, and its place for messages."""
+    """Row of a table, its number (of the line, in Parquet of the row), and place for messages."""
 
     line: int
     where: str
@@ -41,17 +41,17 @@ class Record(NamedTuple):
 
 
 def content(path: pathlib.Path) -> str | None:
-    """Return the text of a table, None of Parquet and Arrow; ValueError as `files.read_text`."""
+    """Return the text of a table, None for Parquet and Arrow; ValueError as `files.read_text`."""
     return None if path.is_file() and arrow.is_arrow(path) else files.read_text(path)
 
 
 def is_numbered(columns: Sequence[str]) -> bool:
-    """Return whether columns are given by number, for files whose first line is a row."""
+    """Return whether columns are numbers, for files whose first line is a row."""
     return all(column.isdecimal() for column in columns)
 
 
 def has_names(text: str | None, columns: Sequence[str], *, may_be_lines: bool) -> bool:
-    """Return whether a file names columns: JSON objects, or a first line that does.
+    """Return whether a file names columns: by JSON objects, or by its first line.
 
     With `may_be_lines`, a first line that is not JSON, or only one name, is a text.
     """
@@ -83,10 +83,10 @@ def places(column: str, names: Sequence[str]) -> list[int]:
 def read_records(
     path: pathlib.Path, text: str | None, wanted: Sequence[str]
 ) -> Iterator[Record | BadRow]:
-    """Yield the rows of a file, their cells by the names in `wanted` and of the other columns.
+    """Yield the rows of a file, with cells by column; the names in `wanted` replace the file's.
 
-    `text` is the file's `content`. A row at fault is a `BadRow`; cells may all be empty. Raise
-    ValueError, naming file and line, if the first line lacks a wanted column, or the file is
+    `text` is the file's `content`. A `BadRow` stands for a faulty row. Cells may all be empty.
+    Raise ValueError, naming file and line, if the first line lacks a wanted column, or the file is
     neither JSON nor CSV.
     """
     if text is None:
@@ -123,7 +123,7 @@ def numbered_column(path: pathlib.Path, text: str, number: int) -> Iterator[list
 
 
 def _place(column: str, names: Sequence[str], where: str) -> int:
-    """Return the place of a wanted column; ValueError if there is none, or there are several."""
+    """Return the place of a wanted column; ValueError if there are none or several."""
     found = places(column, names)
     if len(found) != 1:
         raise ValueError(
@@ -136,7 +136,7 @@ def _place(column: str, names: Sequence[str], where: str) -> int:
 
 
 def _json_objects(path: pathlib.Path, text: str) -> Iterator[_Record]:
-    """Yield the JSON objects of an array or a sequence, and the lines that they begin in."""
+    """Yield the JSON objects of an array or a sequence, and the numbers of their first lines."""
     decoder, number, last = json.JSONDecoder(), 1, 0
     is_array = text.lstrip().startswith("[")
     start = text.index("[") + 1 if is_array else 0
@@ -150,7 +150,7 @@ def _json_objects(path: pathlib.Path, text: str) -> Iterator[_Record]:
         except (json.JSONDecodeError, RecursionError) as error:
             fault = ValueError(
                 f"{path}, line {number}: not JSON ({error}); a file that begins with a brace must "
-                "have one object after the other, one that begins with a bracket an array of them"
+                "be a sequence of objects, one that begins with a bracket an array of them"
             )
             if is_array:
                 raise fault from None
@@ -158,8 +158,8 @@ def _json_objects(path: pathlib.Path, text: str) -> Iterator[_Record]:
             start = (text.find("\n", start) + 1) or len(text)
             continue
         if not isinstance(found, dict):
-            what = f"{str(found)[:40]!r} is no JSON object, as each row must be"
-            found = ValueError(f"{path}, line {number}: {what}")
+            fault = f"{str(found)[:40]!r} is not a JSON object; each row must be one"
+            found = ValueError(f"{path}, line {number}: {fault}")
         yield number, found
 
 
@@ -172,7 +172,7 @@ def _rows(path: pathlib.Path, text: str, wanted: Sequence[str]) -> Iterator[_Rec
     """Yield the rows of a file of columns, each as wide as the first one."""
     separator = _separator(path, text, wanted)
     names: list[str] | None = None
-    for number, cells in _split(path, text, separator, goes_on=True):
+    for number, cells in _split(path, text, separator, keeps_faults=True):
         if isinstance(cells, ValueError):
             yield number, cells
             continue
@@ -219,14 +219,14 @@ def _separator(path: pathlib.Path, text: str, wanted: Sequence[str]) -> str:
     if len(fitting) > 1:
         raise ValueError(
             f"{path}: {' and '.join(_SEPARATORS[one] for one in fitting)} both cut all lines into "
-            "equally many columns; give the file a first line of names, and set the columns to them"
+            "equally many columns; add a first line of names, and set the columns to them"
         )
     # If none fits, the error names the first row of another width.
     return fitting[0] if fitting else max(_SEPARATORS, key=lambda one: len(_first(first, one)))
 
 
 def _width(path: pathlib.Path, text: str, separator: str) -> int:
-    """Return the number of columns of all rows; 0 if it differs or this is no CSV."""
+    """Return the number of columns of all rows; 0 if it differs or this is not CSV."""
     try:
         widths = {len(cells) for _, cells in _split(path, text, separator) if _has_text(cells)}
     except ValueError:
@@ -247,14 +247,14 @@ def _first(line: str, separator: str) -> list[str]:
 
 
 def _split(
-    path: pathlib.Path, text: str, separator: str, *, goes_on: bool = False
+    path: pathlib.Path, text: str, separator: str, *, keeps_faults: bool = False
 ) -> Iterator[tuple[int, Any]]:
     """Yield first line number and cells of each row, also empty ones; ValueError for broken quotes.
 
-    If it `goes_on`, yield that in place of the row, unless its quotes end nowhere.
+    With `keeps_faults`, yield that in place of the row, unless its quotes never end.
     """
     if separator != "\t":
-        yield from _split_csv(path, text, separator, goes_on)
+        yield from _split_csv(path, text, separator, keeps_faults)
         return
     lines = [
         (number, [_unquoted(cell) for cell in line.split("\t")])
@@ -272,7 +272,7 @@ def _split(
 
 
 def _split_csv(
-    path: pathlib.Path, text: str, separator: str, goes_on: bool = False
+    path: pathlib.Path, text: str, separator: str, keeps_faults: bool = False
 ) -> Iterator[tuple[int, Any]]:
     reader = csv.reader(
         io.StringIO(text, newline=""), delimiter=separator, strict=True, skipinitialspace=True
@@ -283,10 +283,10 @@ def _split_csv(
             cells = next(reader, None)
         except csv.Error as error:
             fault = ValueError(
-                f"{path}, line {number}: not CSV of {_SEPARATORS[separator]} ({error}); put a cell "
-                "with a separator, line end or quotation mark in quotation marks, those in it twice"
+                f"{path}, line {number}: not CSV with {_SEPARATORS[separator]} ({error}); quote a "
+                "cell with a separator, line end or quotation mark, and double the marks in it"
             )
-            if not goes_on or number == 1 or "end of data" in str(error):
+            if not keeps_faults or number == 1 or "end of data" in str(error):
                 raise fault from None
             yield number, fault
             number = reader.line_num + 1

@@ -1,6 +1,6 @@
-"""Sentences with a tag for each word: CoNLL, the same of WikiANN, CoNLL-U, and lists of words.
+"""Sentences with a tag for each word: CoNLL (also WikiANN's), CoNLL-U, and lists of words.
 
-Lists are those of JSON lines, Parquet and Arrow, a sentence a row, as `datasets` has them.
+Lists come from JSON lines, Parquet and Arrow, a sentence a row, as in `datasets`.
 """
 
 import logging
@@ -15,17 +15,16 @@ from input_pipeline.tasks.tasks import NO_SPAN, Task, is_span_tag
 
 _CONLLU_COLUMNS = 10
 _FORM, _UPOS = 1, 3  # columns of CoNLL-U, unless the task names others
-# Of CoNLL-U, "3-4" is a word in writing that stands for two words of syntax, "5.1" one that was
-# left out of the text.
+# In CoNLL-U, "3-4" is a written word for two words of syntax, "5.1" a word that the text omits.
 _CONLLU_WORD = re.compile(r"[0-9]+")
 _CONLLU_OTHER = re.compile(r"[0-9]+(-[0-9]+|\.[0-9]+)")
 _NUMBER = re.compile(r"-?[0-9]+")
 _PREFIX = re.compile(r"[a-z]{2,}(-[a-z]+)*:")  # of a word of WikiANN: its language
-# XTREME leaves out words of Universal Dependencies of which word or tag is this.
+# XTREME leaves out words of Universal Dependencies with this word or tag.
 _NOTHING = "_"
 _DOCUMENT = "-DOCSTART-"  # first cell of a line between documents, CoNLL-2003
 _CONLL = (".conll", ".conllu", ".iob", ".bio")
-# Names of columns, of lists the best first, or in a first line that is no word.
+# Names of columns: for lists, the best first; in a first line, that it is not a word.
 _WORD_NAMES = ("tokens", "words", "token", "word", "form")
 _TAG_NAMES = ("tags", "ner_tags", "labels", "ner", "pos_tags", "upos", "tag", "label", "ner_tag",
               "pos")  # fmt: skip
@@ -47,13 +46,13 @@ def read_tagged(path: pathlib.Path, task: Task) -> delimited.Found:
     """Yield (language, example) of each sentence; language None unless a column names it.
 
     A file of ten columns is CoNLL-U. Otherwise a line has a word first and its tag last, or in the
-    columns that the task names by number. A file with one column has no tags. Tabs separate
-    columns, or blanks in a file without tabs. A line "# ..." at the start of a sentence is a
-    comment if it has another number of columns than words have, or, for a task on spans, no tag of
-    a span. A language code and a colon before all words, as in the original WikiANN, are removed.
+    columns that the task numbers. A file with one column has no tags. Tabs separate columns, or
+    blanks in a file without tabs. A line "# ..." at the start of a sentence is a comment if it has
+    another number of columns than words or, for a task on spans, no tag of a span. A language code
+    and a colon before all words, as in the original WikiANN, are removed.
 
-    A `BadRow` stands for a sentence with any other line, with a tag that the task does not have, or
-    with tags on some lines only. Raise ValueError if words are running numbers.
+    A `BadRow` stands for a sentence with any other line, with an unknown tag, or with tags on some
+    lines only. Raise ValueError if words are running numbers.
     """
 
     def example(one: _Sentence) -> TaggedExample:
@@ -72,7 +71,7 @@ def read_tagged(path: pathlib.Path, task: Task) -> delimited.Found:
 
 
 def read_tags(path: pathlib.Path, task: Task) -> delimited.Found:
-    """Yield (language, tag) of each word of a file; as `read_tagged`, of any tag."""
+    """Yield (language, tag) of each word of a file as `read_tagged`, with any tag."""
     for language, words in _found(path, task, lambda one: one.words):
         if isinstance(words, BadRow):
             yield None, words
@@ -82,7 +81,7 @@ def read_tags(path: pathlib.Path, task: Task) -> delimited.Found:
             if task.has_spans and not is_span_tag(tag):
                 raise ValueError(
                     f"{word[0]}: {tag[:40]!r} is {NO_SPAN}; or correct it or task.label_column; "
-                    "if numbers stand for tags, list these in their order in task.labels"
+                    "if numbers stand for tags, list the tags in their order in task.labels"
                 )
             yield language, tag
 
@@ -90,9 +89,9 @@ def read_tags(path: pathlib.Path, task: Task) -> delimited.Found:
 def read_untagged(path: pathlib.Path, task: Task) -> list[TaggedExample | BadRow]:
     """Read sentences to predict on: one per line, words separated by blanks, CoNLL, or lists.
 
-    A file is CoNLL if most lines have tabs, all lines end with a tag, or its name says so (*.conll,
-    *.conllu, *.iob, *.bio). Its tags are ignored. Ids are those of the task's column, or numbers of
-    (first) lines, from 1. Raise ValueError if there is no file.
+    A file is CoNLL if most lines have tabs, all lines end with a tag, or it is called *.conll,
+    *.conllu, *.iob or *.bio. Tags are ignored. Ids come from the task's column, or number (first)
+    lines from 1. Raise ValueError if there is no file.
     """
     if not path.is_file() or not (_has_lists(path) or _is_conll(path, task)):
         return unlabelled.read_words(path, task)
@@ -114,7 +113,7 @@ def read_untagged(path: pathlib.Path, task: Task) -> list[TaggedExample | BadRow
 def _found(
     path: pathlib.Path, task: Task, make: Callable[[_Sentence], Any], *, has_tags: bool = True
 ) -> delimited.Found:
-    """Yield what is made of the sentences of a file; `has_tags` unless tags may be missing."""
+    """Yield (language, result of `make`) of each sentence; `has_tags` if none may be missing."""
     if is_of_lists := _has_lists(path):
         found: list[Any] = list(tables.read_records(path, tables.content(path), ()))
     else:
@@ -179,7 +178,7 @@ def _is_conll(path: pathlib.Path, task: Task) -> bool:
 
 
 def _checked_prefix(sentences: Sequence[Sequence[_Word]]) -> str:
-    """Return the prefix of each word of WikiANN, or ""; ValueError for words that are none."""
+    """Return the prefix of all words of WikiANN, or ""; ValueError for names or numbers instead."""
     where, text, tag = sentences[0][0]
     if text.casefold() in _WORD_NAMES and (tag or "").casefold() in _TAG_NAMES:
         raise ValueError(f"{where}: {text!r} and {tag!r} are names of columns; remove the line")
@@ -196,7 +195,7 @@ def _checked_prefix(sentences: Sequence[Sequence[_Word]]) -> str:
 
 
 def _columns(task: Task) -> tuple[int, int]:
-    """Return places of word and tag in a line, negative from its end; ValueError if unusable."""
+    """Return places of word and tag in a line, negative from its end; ValueError if invalid."""
     if task.columns is None:
         return 0, -1
     (word,), (tag,) = task.columns.text, task.columns.label
@@ -208,8 +207,8 @@ def _columns(task: Task) -> tuple[int, int]:
             )
     if int(word) == int(tag):
         raise ValueError(
-            f"task.text_column and task.label_column are both {word}, must be different columns, "
-            "of the words and of their tags; correct one of them"
+            f"task.text_column and task.label_column are both {word}, must be the different "
+            "columns of words and tags; correct one of them"
         )
     return int(word) - (int(word) > 0), int(tag) - (int(tag) > 0)
 
@@ -223,13 +222,13 @@ def _named_tag(word: _Word) -> str:
     if not tag:
         raise ValueError(
             f"{where}: {text[:40]!r} has no tag; a line must be a word, a tab or blank, and its "
-            "tag, or a row of JSON or Parquet two lists (CSV is not read as tags)"
+            "tag, or a row of JSON or Parquet two lists (tags cannot be CSV)"
         )
     return tag
 
 
 def _check_columns(columns: tuple[int, int], width: int, where: str, has_tags: bool) -> None:
-    """Raise ValueError if lines of `width` columns lack one, or word and tag are the same one."""
+    """Raise ValueError if lines of `width` columns lack a column, or word and tag share one."""
     if beyond := [place for place in columns if not -width <= place < width]:
         raise ValueError(
             f"{where}: {width} columns, but task.text_column and task.label_column name column "
@@ -238,8 +237,8 @@ def _check_columns(columns: tuple[int, int], width: int, where: str, has_tags: b
     word, tag = (place % width for place in columns)
     if has_tags and word == tag:
         raise ValueError(
-            f"{where}: {width} columns, of which task.text_column and task.label_column name the "
-            f"same, column {word + 1}; correct one of them, -1 is the last column"
+            f"{where}: {width} columns; task.text_column and task.label_column both name column "
+            f"{word + 1}; correct one of them, -1 is the last column"
         )
 
 
@@ -250,7 +249,7 @@ def _sentences(path: pathlib.Path, task: Task, has_tags: bool) -> Iterator[_Sent
     has_tabs, lines = _cells(path)
     lines_of_words = [line for line in lines if line[1] and not line[1][0].startswith(_DOCUMENT)]
     filled = [line for line in lines_of_words if not _may_be_comment(line[1])]
-    # If all lines may be comments, those with tabs are words such as "#".
+    # If all lines may be comments, lines with tabs are words such as "#".
     filled = filled or [line for line in lines_of_words if len(line[1]) > 1 and has_tabs]
     width = len(filled[0][1]) if filled else 0
     if is_conllu := width == _CONLLU_COLUMNS:
@@ -275,7 +274,7 @@ def _sentences(path: pathlib.Path, task: Task, has_tags: bool) -> Iterator[_Sent
 
 
 def _cells(path: pathlib.Path) -> tuple[bool, list[tuple[str, list[str]]]]:
-    """Return whether tabs separate columns, and place and cells of each line; a blank has none."""
+    """Return whether tabs separate columns, and place and cells of each line, [] of a blank one."""
     lines = list(files.numbered_lines(path))
     tabbed = [line for _, line in lines if "\t" in line]
     end = "\t" if all(line.endswith("\t") for line in tabbed) else ""  # makes no column
@@ -294,7 +293,7 @@ def _may_be_comment(cells: list[str]) -> bool:
 
 
 def _is_comment(cells: list[str], width: int, columns: tuple[int, int], task: Task) -> bool:
-    """Return whether the first line of a sentence is a comment rather than a word."""
+    """Return whether the first line of a sentence is a comment, not a word."""
     if not _may_be_comment(cells):
         return False
     if len(cells) != width:
@@ -303,13 +302,13 @@ def _is_comment(cells: list[str], width: int, columns: tuple[int, int], task: Ta
 
 
 def _word(cells: list[str], width: int, columns: tuple[int, int], where: str) -> _Word:
-    """Return word of a line, and tag if it has columns; ValueError if not `width` of them."""
+    """Return word of a line, and tag if it has columns; ValueError unless there are `width`."""
     if len(cells) == 1:
         return where, cells[0], None
     if len(cells) != width:
         raise ValueError(
             f"{where}: {len(cells)} columns, expected {width} as in the first line of the file; a "
-            "line is a word, other columns and its tag, separated by tabs, or, without any, blanks"
+            "line is a word, other columns and its tag, separated by tabs or else by blanks"
         )
     word, tag = (cells[place] for place in columns)
     return where, word, tag.strip()

@@ -20,14 +20,14 @@ _TRANSLATION_METRICS = ("bleu", "chrf", "chrf++", "tokenized_bleu")
 _WAYS = ("forward", "backward")  # from the query to the passage, and back
 _RANKING = ("mrr", *(f"{x}_{y}" for x in _WAYS for y in ("accuracy", "mrr", "ndcg")))
 _SPLITS = ("train", "validation", "test")
-# The translations of MNLI that come with XNLI call this label so.
+# Spelling of XNLI's translations of MNLI.
 _OTHER_SPELLINGS = {"contradictory": "contradiction"}
-# What tensorflow-datasets writes for the hidden labels of test sets.
+# Hidden labels of test sets in tensorflow-datasets.
 _NO_LABEL = "-1"
 _WHOLE_NUMBER = re.compile(r"-?[0-9]+\.0+")
 _NAMED = 20  # labels that a message names
 NO_SPAN = (
-    'no tag of a span such as O, B, I or B-NAME; to score each word on its own, write "words," '
+    'not a tag of a span such as O, B, I or B-NAME; to score each word on its own, write "words," '
     "before the folder: --config=configs/finetune/tags.py:words,DATA"
 )
 # Tag of a word in or outside a span, in IOB, IOB2, BIOES, BILOU or BMES.
@@ -35,9 +35,9 @@ _SPAN_TAG = re.compile("O|[BIESLUM](-.+)?")
 
 
 class Columns(NamedTuple):
-    """Names that the columns of a file may have, the best first; `pair` is () for one text.
+    """Possible names of the columns of a file, the best first; `pair` is () for one text.
 
-    `id` and `group` are of a user's own files, () without.
+    Only a user's own files have `id` and `group`, which may be ().
     """
 
     text: tuple[str, ...]
@@ -52,24 +52,24 @@ class Task:
     """A downstream task.
 
     Attributes:
-      kind: of `xlm.experiment.task_kinds`, such as "tagging": how it is read, trained and scored.
+      kind: of `xlm.experiment.task_kinds`, such as "tagging": how to read, train and score it.
       labels: classes or tags in the dataset's order, also by number in files; () for a regression.
       languages: sorted, as XTREME or the dataset's paper reports them; directions, or () for any.
-      metrics: all that are computed; the first one is reported.
+      metrics: all computed metrics; reports have the first.
       tfds: "tfds:NAME:SPLIT" in tensorflow-datasets, by split.
       tfds_codes: names of languages in tensorflow-datasets, if they are not their codes.
       tfds_texts: features of the text and the second text, None for a single one.
-      headerless: columns of TSV files without a header, told apart by their number.
-      has_broken_lines: whether a few lines of the distributed files are broken; everyone leaves
-        them out (tensorflow-datasets, Hugging Face).
-      skips_underscores: whether words whose form or tag is "_" are no words (CoNLL-U).
+      headerless: columns of TSV files without a header, chosen by their number.
+      has_broken_lines: the distributed files have a few broken lines, which everyone leaves out
+        (tensorflow-datasets, Hugging Face).
+      skips_underscores: leave out words with the form or tag "_" (CoNLL-U).
       id_languages: languages by the beginning of an example's id, up to "-".
       scorer: of tagging: "entities", "part_of_speech" as XTREME scores it, or "words".
       normalizer: of answers: "squad" or "mlqa", the rules of their evaluation scripts.
-      has_unanswerable: whether "no answer" may be right.
-      xtreme_name: name in XTREME's submissions; "" if it has none.
+      has_unanswerable: "no answer" may be right.
+      xtreme_name: name in XTREME's submissions, or "".
       label_separator: between the labels of a text with several; "" for none.
-      is_own: whether data are a user's own: the training data name the labels, and none is hidden.
+      is_own: data are a user's own: the training data name the labels, and none is hidden.
     """
 
     name: str
@@ -100,7 +100,7 @@ class Task:
 
     @property
     def is_of_texts(self) -> bool:
-        """Whether it gives a text or pair a class, a number, or any number of labels."""
+        """Whether it gives a text or pair a class, a number, or a set of labels."""
         return self.kind in ("classification", "regression", "multilabel")
 
     @property
@@ -142,7 +142,7 @@ class Task:
         """Return the task on a user's own data, with their labels and the columns of their files.
 
         `labels` are in the order of the classes, () if unknown or numbers. Raise ValueError if
-        there is only one, one is repeated, or, for a task on spans, one is no tag of a span.
+        there is only one, one is repeated, or, for a task on spans, one is not a tag of a span.
         """
         if labels and (len(labels) < 2 or len(set(labels)) < len(labels)):
             raise ValueError(
@@ -155,7 +155,7 @@ class Task:
         return dataclasses.replace(self, labels=labels, columns=columns)
 
     def label(self, text: str | list[str], where: str) -> int | float | tuple[int, ...] | None:
-        """Return an index into `labels`, those of a list, a score, or None if hidden.
+        """Return an index into `labels`, indices for a list, a score, or None if hidden.
 
         Raise ValueError if the task has no such label; `where` names file and line.
         """
@@ -172,7 +172,7 @@ class Task:
             value = math.nan
         if not math.isfinite(value):
             raise ValueError(
-                f"{where}: the score {text!r} is no number; {self.name} needs one, such as 3.8, "
+                f"{where}: the score {text!r} is not a number; {self.name} needs one, such as 3.8, "
                 "with a point and without other signs"
             )
         return value
@@ -199,12 +199,12 @@ class Task:
 
 
 def is_span_tag(tag: str) -> bool:
-    """Return whether a tag is one of a word in or outside a span."""
+    """Return whether a tag marks a word in or outside a span."""
     return _SPAN_TAG.fullmatch(tag) is not None
 
 
 def canonical_label(text: str) -> str:
-    """Return a label in one of the spellings of programs: 1 for 1.0, true for True and TRUE."""
+    """Return a label in its canonical spelling: 1 for 1.0, true for True and TRUE."""
     if _WHOLE_NUMBER.fullmatch(text):
         return text.partition(".")[0]
     return text.lower() if text.lower() in ("true", "false") else text
@@ -223,7 +223,7 @@ _PAIR = Columns(
 )
 _QUESTIONS = Columns(("question1",), ("question2",), ("is_duplicate", "label"))
 _SENTENCE = Columns(("sentence",), (), ("label",))
-# Files that XTREME's scripts make, and its translations.
+# Files of XTREME's scripts, and its translations.
 _XTREME = (
     ("sentence1", "sentence2", "label"),
     ("english 1", "english 2", "sentence1", "sentence2", "label"),

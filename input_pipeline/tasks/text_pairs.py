@@ -1,7 +1,7 @@
 """Texts and pairs of texts with a label, as the datasets' authors distribute them: TSV.
 
-One reader for all: the task says what its columns may be called, and which columns files without a
-header have. Cells are never quoted: in these datasets a quotation mark is text.
+One reader serves all: the task lists possible names of its columns, and the columns of files
+without a header. Cells are never quoted: in these datasets a quotation mark is text.
 """
 
 import pathlib
@@ -13,7 +13,7 @@ from input_pipeline.tasks.examples import BadRow, TextExample
 from input_pipeline.tasks.tasks import Task
 
 _LANGUAGE = "language"
-# Examples of SNLI and MNLI on whose label the annotators did not agree.
+# Label of SNLI and MNLI if the annotators did not agree.
 _NO_AGREEMENT = "-"
 
 
@@ -34,7 +34,7 @@ def read_text_pairs(path: pathlib.Path, task: Task) -> Iterator[tuple[str | None
 
 
 def _columns(where: str, line: str, task: Task) -> tuple[int, dict[str, int], bool]:
-    """Return the number of columns, the places of the task's, and whether the line names them."""
+    """Return the number of columns, places of the task's, and whether the line is a header."""
     cells: Sequence[str] = [cell.strip() for cell in line.split("\t")]
     assert task.columns is not None, f"{task.name} is not read from columns"
     has_header = any(name in cells for name in task.columns.text)
@@ -54,7 +54,7 @@ def _columns(where: str, line: str, task: Task) -> tuple[int, dict[str, int], bo
 
 
 def _headerless(cells: Sequence[str], task: Task) -> Sequence[str]:
-    """Return the column names of a file that begins with a row; none if they are not known."""
+    """Return the column names of a file that begins with a row; () if they are unknown."""
     names = next((names for names in task.headerless if len(names) == len(cells)), ())
     if len(names) == 3:  # a header of unknown names may have as many, but no label
         try:

@@ -1,7 +1,7 @@
-"""Examples of the tasks from tensorflow-datasets, the same ones as from the datasets' own files.
+"""Examples of the tasks from tensorflow-datasets, the same as from the datasets' own files.
 
 A pattern "tfds:NAME:SPLIT" names a dataset with its config and a split; `{language}` stands for the
-language in both. TensorFlow is imported when there is something to read.
+language in both. Only reading imports TensorFlow.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -61,7 +61,7 @@ def tagged_examples(
 def question_examples(
     rows: Rows, features: Any, task: Task, language: str, where: str
 ) -> Iterator[tuple[str | None, QuestionExample]]:
-    """Yield questions, after a check of all their answers; see `Convert`."""
+    """Yield questions, after a check of all their answers."""
     examples = [_question(row) for row in rows]
     questions.check_answers(examples, where)
     for example in examples:

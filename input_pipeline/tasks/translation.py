@@ -10,7 +10,7 @@ from input_pipeline.tasks.examples import SentencePairs, Sentences
 from input_pipeline.tasks.files import Pair, Source
 
 _SOURCE, _TARGET = "{source}", "{target}"
-# Share of the pairs of a source that may have an empty side.
+# Most pairs of a source with an empty side, as a share.
 _MAX_EMPTY = 0.01
 _NAMED = 10  # lines that a message names
 
@@ -29,7 +29,7 @@ def direction(language: str) -> Pair:
 def matching(text: Source, pattern: str) -> pathlib.Path:
     """Return the file of a pattern, in which {source} and {target} stand for the direction's codes.
 
-    Raise ValueError if there is no such file, or one for each of several codes.
+    Raise ValueError if there is no such file, or several for several codes.
     """
     spellings = map(text.codes_of, direction(text.language))
     names = dict.fromkeys(
@@ -51,7 +51,7 @@ def check_distinct(
     language_codes: Mapping[str, str],
     where: str,
 ) -> None:
-    """Raise ValueError if two directions share a text, or both sides of one are the same file.
+    """Raise ValueError if two directions share a text, or both sides of one are one file.
 
     Opposite directions may share a file of two columns whose first line names the languages.
     `where` is the config key of the files.
@@ -63,8 +63,8 @@ def check_distinct(
             files_of_text = tuple(path.resolve() for path in paths)
             if len(set(files_of_text)) < len(files_of_text):
                 raise ValueError(
-                    f"{where}: {language} has one file as source and target, {names}; name two, "
-                    f"in which {_SOURCE} and {_TARGET} stand for codes"
+                    f"{where}: {language} has one file as source and target, {names}; name two "
+                    f"files, with {_SOURCE} and {_TARGET} in place of codes"
                 )
             owner = owners.setdefault(files_of_text, language)
             if owner == language:
@@ -77,8 +77,8 @@ def check_distinct(
             if not is_named:
                 raise ValueError(
                     f"{where}: {owner} and {language} have the same text, {names}; put {_SOURCE} "
-                    f"and {_TARGET} into the names of files, where they stand for codes, or name "
-                    "the languages of the two columns of a *.tsv in its first line"
+                    f"and {_TARGET} in place of codes into the names of files, or name the "
+                    "languages of the two columns of a *.tsv in its first line"
                 )
 
 
@@ -92,12 +92,10 @@ def read_files(
     """Yield pairs of two line-aligned files, source and target, or of a TSV file of both.
 
     The first line of a TSV file may name its two languages; otherwise its first column is the
-    source. If it names languages of the run (`languages`), they must be those of the direction.
-    Pairs with an empty side are left out, with a warning that names their lines.
-
-    Raises:
-      ValueError: files of unequal length, a line without two columns, a first line that names other
-        languages, more than one pair in a hundred with an empty side, or only such pairs.
+    source. If it names languages of the run (`languages`), they must be those of the direction. A
+    warning names the lines of pairs with an empty side, which are left out. Raise ValueError for
+    files of unequal length, a line without two columns, a first line that names other languages,
+    more than one pair in a hundred with an empty side, or only such pairs.
     """
     first, pairs, wanted = 1, files.read_pairs(paths), direction(text.language)
     if len(paths) == 1:
@@ -108,8 +106,8 @@ def read_files(
             pairs = (pair[::-1] for pair in pairs) if names != wanted else pairs
         elif {*names} <= {*wanted, *languages}:
             raise ValueError(
-                f"{paths[0]}, line 1: names the languages {' and '.join(line)}, but is read "
-                f"for {text.language}; correct it, or name a file by its {_SOURCE} and {_TARGET}"
+                f"{paths[0]}, line 1: names the languages {' and '.join(line)}, but the direction "
+                f"is {text.language}; correct it, or name a file by its {_SOURCE} and {_TARGET}"
             )
         else:
             pairs = itertools.chain([line], pairs)
@@ -121,9 +119,9 @@ def read_files(
 
 
 def without_empty(pairs: Iterable[Pair], where: str, unit: str, first: int = 0) -> Iterator[Pair]:
-    """Yield the pairs without an empty side, and warn of the others; `unit` names a pair there.
+    """Yield the pairs without an empty side, and warn of the others; `unit` is "line" or the like.
 
-    Raise ValueError at the end if more than one in a hundred has one. Then lines are out of step,
+    Raise ValueError at the end if more than one in a hundred has one: then lines are out of step,
     or it is another dataset than expected.
     """
     empty, stop = list[int](), first
@@ -145,7 +143,7 @@ def without_empty(pairs: Iterable[Pair], where: str, unit: str, first: int = 0) 
 
 
 def aligned_pairs(pairs: Sequence[Pair]) -> SentencePairs:
-    """Return sentences of which the i-th ones of both sides are translations of each other."""
+    """Return the sides of a search; the i-th sentences of both are translations."""
     ids = tuple(map(str, range(len(pairs))))
     source, target = (Sentences(ids, side) for side in zip(*pairs, strict=True))
     return SentencePairs(source, target, tuple(zip(ids, ids, strict=True)))
@@ -170,7 +168,7 @@ def read_mining(paths: Sequence[pathlib.Path]) -> SentencePairs:
             for number, sentence in enumerate(pair):
                 if sentence not in known[number]:
                     raise ValueError(
-                        f"{where}: {sentence!r} is no id of {paths[number]}; the gold file must be "
+                        f"{where}: {sentence!r} is not an id of {paths[number]}; use the gold file "
                         "of the same texts, with the English id second"
                     )
             gold.append((pair[0], pair[1]))
@@ -181,6 +179,6 @@ def _sentences(path: pathlib.Path) -> Sentences:
     found: dict[str, str] = {}
     for where, name, text in files.read_columns(path):
         if name in found:
-            raise ValueError(f"{where}: the id {name!r} comes a second time; remove one line")
+            raise ValueError(f"{where}: the id {name!r} is repeated; remove one line")
         found[name] = text
     return Sentences(tuple(found), tuple(found.values()))

@@ -14,7 +14,7 @@ from input_pipeline.tasks.tasks import Task
 
 
 def read_texts(path: pathlib.Path, task: Task) -> list[TextExample | examples.BadRow]:
-    """Read a text a line, or two with a tab between them if the task is on pairs.
+    """Read a text per line, or for a task on pairs two with a tab between them.
 
     A tab in a single text is a blank, but ends a column in a file called *.tsv. Raise ValueError if
     there is no file.
@@ -27,14 +27,14 @@ def read_texts(path: pathlib.Path, task: Task) -> list[TextExample | examples.Ba
 
 
 def read_words(path: pathlib.Path, task: Task) -> list[TaggedExample | examples.BadRow]:
-    """Read a sentence of words separated by blanks a line; as `read_texts`."""
+    """Read a sentence per line, as words separated by blanks; see `read_texts`."""
     return _cells(
         path, task, 1, "words", lambda name, text: TaggedExample(name, tuple(text.split()), ())
     )
 
 
 def read_questions(path: pathlib.Path, task: Task) -> list[QuestionExample | examples.BadRow]:
-    """Read a question, a tab and its context a line, or JSON of SQuAD from *.json(.gz, ...)."""
+    """Read a question, a tab and its context per line, or JSON of SQuAD from *.json(.gz, ...)."""
     if ".json" in path.suffixes:
         return [example for _, example in questions.read_questions(_existing(path), task)]
     wanted = "question and context with one tab between them"
@@ -45,7 +45,7 @@ def read_questions(path: pathlib.Path, task: Task) -> list[QuestionExample | exa
 
 
 def read_sentences(path: pathlib.Path) -> Sentences:
-    """Read sentences, one a line; raise ValueError if there is no file."""
+    """Read sentences, one per line; raise ValueError if there is no file."""
     rows = [(name, line.strip()) for name, _, line in _lines(path) if line.strip()]
     return Sentences(tuple(name for name, _ in rows), tuple(text for _, text in rows))
 
@@ -53,7 +53,7 @@ def read_sentences(path: pathlib.Path) -> Sentences:
 def _cells(
     path: pathlib.Path, task: Task, count: int, wanted: str, make: Callable[..., Any]
 ) -> list[Any]:
-    """Return what `make` makes of the number of each line and its `count` cells."""
+    """Return the results of `make` on the number of each line and its `count` cells."""
     found: list[Any] = []
     has_columns = count == 2 or (".tsv" in path.suffixes and wanted != "words")
     for name, where, line in _lines(path):

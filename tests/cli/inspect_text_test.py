@@ -171,7 +171,7 @@ class InspectTextTest(FolderTest):
         )
         self.assertContainsSubset({"bad_utf8", "control"}, found["cc"])
         self.assertIn("fault", found["dd"])
-        self.assertRegex(found["ee"]["fault"]["examples"][0], "ee.jsonl: 2 lines are no JSON")
+        self.assertRegex(found["ee"]["fault"]["examples"][0], "ee.jsonl: 2 lines are not JSON")
         self.assertContainsSubset({"crlf", "mark"}, found["ff"])
         self.assertEmpty(found["en"])
 

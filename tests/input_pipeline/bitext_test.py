@@ -307,7 +307,7 @@ class PairStreamTest(_DatasetTest):
     def test_rows_of_an_older_version_are_refused(self):
         older = dataclasses.replace(self.dataset, pairs={})
         for use in (bitext.pair_sizes, lambda dataset: pair_stream(dataset, SETTINGS, 0)):
-            with self.assertRaisesRegex(ValueError, "pairs of bible are in no rows, .* run"):
+            with self.assertRaisesRegex(ValueError, "wrote bible, without rows of pairs; .* run"):
                 use(older)
 
     def test_positions_restart(self):

@@ -9,6 +9,7 @@ from unittest import mock
 
 from absl.testing import parameterized
 
+from input_pipeline import preparation_plan
 from input_pipeline.cleaning import rules, tasks
 from input_pipeline.cleaning.settings import CleaningSettings
 from input_pipeline.sources import CorpusSpec
@@ -195,7 +196,7 @@ class CleaningTest(FolderTest):
     def test_results_depend_on_neither_workers_nor_cuts(self, num_workers, part_bytes):
         self.all_dirt()
         whole = self.clean("whole", **ALL)
-        self.enterContext(mock.patch.object(tasks, "_BYTES_A_PROCESS", 0))
+        self.enterContext(mock.patch.object(preparation_plan, "_BYTES_A_PROCESS", 0))
         self.assertIn("near_copies", whole["en"]["rules"])
         parts = self.clean("parts", num_workers, part_bytes, **ALL)
         self.assertEqual(self.found("parts"), self.found("whole"))

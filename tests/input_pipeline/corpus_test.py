@@ -76,7 +76,8 @@ class TextTest(_CorpusTest):
         with self.assertLogs(level="WARNING") as logs:
             self.load(**settings, exclude=("tests/*", "test/*.tsv"))
         self.assertLen(logs.output, 1)
-        self.assertRegex(logs.output[0], "corpus.exclude: no file below .* is test/..tsv, of whose")
+        expected = "corpus.exclude: no file below .* matches test/..tsv, so"
+        self.assertRegex(logs.output[0], expected)
 
     @parameterized.parameters(
         (2, 1, 0.3), (2, 21, 0.99), (3, 20, 0.01), (3, 1, 0.99), (10, 100, 0.3), (57, 21, 0.3),
@@ -155,8 +156,8 @@ class TextTest(_CorpusTest):
         for limits, changes, message in (
             ({"en": -1}, {}, "_train_bytes_of.en is -1, must be a"),
             ({"en": "10"}, {}, "_train_bytes_of.en is '10', must be a"),
-            ({"sv": 1, "en": 1}, {"text": (".",)}, r"limits for \['sv'\], of which"),
-            ({"eng": 1}, {**english, "language_codes": codes}, r"limits for \['eng'\], of which"),
+            ({"sv": 1, "en": 1}, {"text": (".",)}, r"limits for \['sv'\], which have"),
+            ({"eng": 1}, {**english, "language_codes": codes}, r"limits for \['eng'\], which have"),
         ):
             with self.assertRaisesRegex(ValueError, message):
                 self.load(max_train_bytes_of=limits, **changes)
@@ -171,9 +172,9 @@ class TextTest(_CorpusTest):
         with self.assertLogs(level="WARNING") as logs:
             self.assertEqual(self.load(text=(".",)), alone)
         self.assertLen(logs.output, 3)
-        self.assertRegex(logs.output[0], "sw.csv: skipped, it is no .txt or .jsonl")
-        self.assertRegex(logs.output[1], "sw.json: skipped, it is no .txt or .jsonl")
-        self.assertRegex(logs.output[2], "train.docs.txt: skipped, 'train.docs' is no language")
+        self.assertRegex(logs.output[0], "sw.csv: skipped, it is not .txt or .jsonl")
+        self.assertRegex(logs.output[1], "sw.json: skipped, it is not .txt or .jsonl")
+        self.assertRegex(logs.output[2], "train.docs.txt: skipped, 'train.docs' is not a language")
 
 
 class ParallelTest(_CorpusTest):
@@ -325,8 +326,8 @@ class FaultsTest(_CorpusTest):
         self.write("shard/sw-00000-of-00002.txt", "b\n")
         both = "dev is named in corpus.text and in corpus.parallel"
         for words, changes in (
-            ("corpus.root: .*nowhere is no folder", {"root": str(self.folder / "nowhere")}),
-            ("corpus.text: .*nowhere is no folder", {"text": ("nowhere",)}),
+            ("corpus.root: .*nowhere is not a folder", {"root": str(self.folder / "nowhere")}),
+            ("corpus.text: .*nowhere is not a folder", {"text": ("nowhere",)}),
             ("corpus.text has .* twice", {"text": (".", "../" + self.folder.name)}),
             ("corpus.parallel: .*x.tsv does not exist", {"parallel": ("x.tsv",)}),
             ("corpus.parallel_eval: .*x does not exist", {"parallel_eval": ("x",), "text": (".",)}),
@@ -343,7 +344,7 @@ class FaultsTest(_CorpusTest):
         self.assertEqual(self.load(text=(".",), parallel_eval=("no*.tsv",)).parallel, ())
 
     @parameterized.parameters(
-        (("en-00000-of-00002.txt",), "text/en.*of-00002 1 are missing, 00001"),
+        (("en-00000-of-00002.txt",), "text/en.*1 of the shards .*of-00002 are missing, 00001"),
         (("en-0-of-1.txt", "en-1-of-1.txt"), "text/en.*from 00000 to 00000"),
         (("en-0-of-1.txt", "en-0-of-1.jsonl"), "text/en.*there once"),
     )
@@ -380,5 +381,5 @@ class FaultsTest(_CorpusTest):
         words = "de.ids: 3 lines, but de.txt has 2; a text and its ids must be equally long"
         self.assert_fault(words, parallel_eval=("verses",))
         self.write("core.tsv", _tsv(["en", "de", "eng"], 5))
-        words = r"core.tsv: more than one column for \['en'\].*corpus.language_codes"
+        words = r"core.tsv: several columns for \['en'\].*corpus.language_codes"
         self.assert_fault(words, parallel=("core.tsv",), language_codes={"eng": "en"})

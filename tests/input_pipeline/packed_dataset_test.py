@@ -163,10 +163,10 @@ class PackedDatasetTest(FolderTest):
     def test_files_that_lack_or_have_another_size(self):
         self.write_manifest()
         self.change("manifest.json", "files", "en.counts.npy", value=None)
-        with self.assertRaisesRegex(ValueError, "manifest.json: files lacks en.counts.npy and 0"):
+        with self.assertRaisesRegex(ValueError, "manifest.json: lacks en.counts.npy and 0"):
             PackedDataset.open(self.folder)
         self.change("manifest.json", "files", value={})
-        with self.assertRaisesRegex(ValueError, "manifest.json: files lacks core.* and 7 others"):
+        with self.assertRaisesRegex(ValueError, "manifest.json: lacks core.* and 7 other"):
             self.dataset.verify()
         self.write_manifest()
         (self.folder / "en.heldout.npy").write_bytes(b"")

@@ -70,7 +70,7 @@ class PairRecordTest(FolderTest):
         write_pair_record(self.path, one)
         other = dict(one.base)
         other[NAMES[0]] += 1e-9
-        with self.assertRaisesRegex(ValueError, "different for 1 of them such as 'news de-en'"):
+        with self.assertRaisesRegex(ValueError, "1 differ, such as 'news de-en'"):
             read_pair_record(self.path, other)
         with self.assertRaisesRegex(ValueError, "another distribution over pairs"):
             read_pair_record(self.path, {"x": 1.0})

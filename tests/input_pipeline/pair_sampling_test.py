@@ -184,7 +184,7 @@ class SoftTest(parameterized.TestCase):
         share = np.abs(found.probabilities.sum(axis=1) - found.marginals).sum() / 2
         self.assertEndsWith(
             sampled.certificate(),
-            f"; {share:.1%} of the draws are of other languages than asked for",
+            f"; {share:.1%} of the draws are from other languages than wanted",
         )
 
 

@@ -251,7 +251,7 @@ class TasksTest(PreparationTest):
     def test_the_bytes_do_not_depend_on_who_runs_the_tasks(self):
         prepare(self.job("one", SHARDED))
         prepare(self.job("back", SHARDED), backwards)
-        self.enterContext(mock.patch.object(preparation, "_BYTES_A_PROCESS", 1))
+        self.enterContext(mock.patch.object(preparation_plan, "_BYTES_A_PROCESS", 1))
         with Workers(2, "") as workers:
             prepare(self.job("two", SHARDED), workers)
         expected = contents(self.folder / "one")
@@ -286,7 +286,10 @@ class TasksTest(PreparationTest):
                 next(job.work.glob("en.train*.npy")).unlink()
 
         for execute, message in (
-            (cut_short, r"-of-\d+: \d+ sentences were read in \d+ blocks, and \d+ in "),
+            (
+                cut_short,
+                r"-of-\d+: the scan read \d+ sentences in \d+ blocks, the tokenisation \d+ in ",
+            ),
             (removing, r"en\.train\S*\.npy: missing, must have"),
         ):
             with self.assertRaisesRegex(ValueError, message):

@@ -197,14 +197,14 @@ class ResultTest(BuildTest):
         self.assertNotEqual(given.choice.allocation.sizes, self.first.choice.allocation.sizes)
         sizes = {name: language.amount for name, language in self.first.languages.items()}
         assert_same(run(cache, amounts=sizes), self.first)
-        with self.assertRaisesRegex(ValueError, "no amount or probability is given for yc"):
+        with self.assertRaisesRegex(ValueError, "no amount or probability for yc"):
             run(cache, amounts={"xa": 1, "xb": 2})
 
     def test_sizes_to_begin_at(self):
         more = run(self.first_cache, initial_sizes={"xb": 75}, compare=())
         self.assertGreaterEqual(more.choice.allocation.sizes["xb"], 75)
         self.assertLess(self.first.choice.allocation.sizes["xb"], 75)
-        message = "the size 77 for xb, which is none of vocab.sizes, 8, 30, 45, 60, 75, 90; ch"
+        message = "the size 77 for xb, but vocab.sizes are 8, 30, 45, 60, 75, 90; ch"
         with watched() as calls, self.assertRaisesRegex(ValueError, message):
             run(self.new_cache(), initial_sizes={"xb": 77})
         calls["train_vocabularies"].assert_not_called()
@@ -288,7 +288,7 @@ class CacheTest(BuildTest):
         with self.assertLogs(level="WARNING") as logs:
             assert_same(run(cache), self.first)
         self.assertLen(logs.output, 1)
-        self.assertRegex(logs.output[0], f"{entry}: damaged.*built again")
+        self.assertRegex(logs.output[0], f"{entry}: damaged.*rebuilding")
         self.assertEqual(entry.read_bytes(), content)
 
     def test_a_folder_in_place_of_an_entry_is_named_before_training(self):

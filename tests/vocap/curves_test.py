@@ -97,7 +97,7 @@ class InitialSizesTest(parameterized.TestCase):
 
         for sizes, message in (
             ({"b": 7}, "'b' has the initial size 7, .*3 sizes from 2 to 8, the nearest are 4, 8;"),
-            ({"a": 8}, "target of 6 .*first voc.*, 1 of them of sizes given, of 2 .*hold 10 "),
+            ({"a": 8}, "target of 6 .*first voc.*, 1 of them of initial sizes, of 2 .*hold 10 "),
         ):
             with self.assertRaisesRegex(ValueError, message):
                 begin(**sizes)

@@ -134,7 +134,9 @@ class MergeTest(_FolderTest):
         for i in range(2):
             self.table_of(TEXT[i::4], f"en-{i}.runs.gz")
             self.table_of(TEXT[i + 2 :: 4], f"en-{i}.heldout.runs.gz")
-        message = r"en-0.heldout.runs.gz is of text that was held out, .*en-0.runs.gz is not; merge"
+        message = (
+            r"en-0.heldout.runs.gz is a table of held-out text, .*en-0.runs.gz is not; together"
+        )
         with self.assertRaisesRegex(ValueError, message):
             pretoken_tables.merge_tables(sorted(self.folder.glob("*.runs.gz")), self.out)
         aside = sorted(self.folder.glob("*.heldout.runs.gz"))

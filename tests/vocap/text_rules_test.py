@@ -114,7 +114,7 @@ class RunsTest(parameterized.TestCase):
         self.assertEqual(set(found.runs()), {"▁ab", "cd", "1", "e", "▁f", "2", "gh"})
 
     def test_a_wrong_pattern(self):
-        with self.assertRaisesRegex(ValueError, "vocab.pattern is '\\(', no regular expression"):
+        with self.assertRaisesRegex(ValueError, "vocab.pattern is '\\(', not a regular expression"):
             pretokens.count_pretokens(LINES, TextRules(pattern="("))
 
     def test_digits_are_runs_of_their_own(self):

@@ -129,7 +129,7 @@ class TrainVocabulariesTest(parameterized.TestCase):
                 pretokens.count_pretokens(nothing), settings, nothing
             )
             self.assertIsNone(found)
-        with self.assertRaisesRegex(ValueError, "needs text; tables of runs do not suffice"):
+        with self.assertRaisesRegex(ValueError, "needs text, but the source is a table"):
             unigram.train_vocabularies(table, REFERENCE)
 
     @parameterized.parameters(1, 5, 11, 40)

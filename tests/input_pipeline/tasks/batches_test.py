@@ -94,7 +94,7 @@ class FeatureStreamTest(parameterized.TestCase):
     def test_what_cannot_be(self):
         with self.assertRaisesRegex(ValueError, "batch of 8 rows does not divide into 3"):
             self.stream(9, 8).batch(0, 0, 3)
-        with self.assertRaisesRegex(ValueError, "no examples to make batches of"):
+        with self.assertRaisesRegex(ValueError, "no examples for batches"):
             FeatureStream([], 8, BUCKETS, 0, PAD)
         with self.assertRaisesRegex(ValueError, "has 25 tokens, the last bucket 24"):
             FeatureStream([text(0, 25)], 8, BUCKETS, 0, PAD)

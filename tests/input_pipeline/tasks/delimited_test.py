@@ -123,7 +123,7 @@ class FormatsTest(Case):
         found = [one.label for _, one in delimited.read_texts(self.path, task)]
         self.assertEqual(found, [-1.0, 2.5])
         self.path.write_text("text,label\na,many\n")
-        with self.assertRaisesRegex(ValueError, "line 2: the score 'many' is no number"):
+        with self.assertRaisesRegex(ValueError, "line 2: the score 'many' is not a number"):
             good(delimited.read_texts(self.path, task))
 
     def test_labels_before_they_are_known(self):
@@ -144,7 +144,7 @@ class FormatsTest(Case):
                 good(delimited.read_labels(self.path, task))
         for name, labels, message in (
             ("text_classes", ("x",), "labels are x; they must be two or more"),
-            ("tag_spans", ("NOUN", "O"), "'NOUN' is no tag of a span .*tags.py:words,DATA"),
+            ("tag_spans", ("NOUN", "O"), "'NOUN' is not a tag of a span .*tags.py:words,DATA"),
         ):
             with self.assertRaisesRegex(ValueError, message):
                 TASKS[name].with_labels(labels, NUMBERED)
@@ -159,19 +159,19 @@ class FaultsTest(Case):
          "line 1: no column 'label'; the columns there are 'text', 'class':"),
         ("text,label,text\na,pos,b\n", "line 1: several columns 'text'"),
         ("text,label\na,pos\nb\n", "line 3: 1 columns, expected 2 as in the first line.*commas"),
-        ('text,label\n"a,pos\nb,neg\n', "line 2: not CSV of commas .unexpected end"),
-        ('text,label\n"a"b,pos\n', "line 2: not CSV of commas"),
+        ('text,label\n"a,pos\nb,neg\n', "line 2: not CSV with commas .unexpected end"),
+        ('text,label\n"a"b,pos\n', "line 2: not CSV with commas"),
         ("text,label\n ,pos\n", "line 2: column 'text' is empty; fill it in"),
         ("text,label\na,\n", "line 2: column 'label' is empty"),
         ("text,label\na,good\n", "line 2: no label 'good' in the training data.* neg, pos;"),
         ('{"text": "a", "label": "pos"}\n{"text": "a"\n', "line 2: not JSON"),
-        ('{"text": "a", "label": "pos"}\n[1]\n', "line 2: .* is no JSON object"),
+        ('{"text": "a", "label": "pos"}\n[1]\n', "line 2: .* is not a JSON object"),
         ('{"text": "a", "label": "pos"}\n{"text": "a"}\n', "line 2: no column 'label'"),
         ('{"text": ["a"], "label": "pos"}\n', "line 1: column 'text' holds"),
         ('[{"text": "a", "label": "pos"},\n {"text": "b"]\n', "line 2: not JSON .*delimiter"),
         ('{"text": {"0": "a"}, "label": {"0": "pos"}}', "line 1: .* orient='records'"),
         ('{"text": "a", "label": NaN}', "line 1: column 'label' is empty"),
-        ('{"text": "a\\ud800", "label": "pos"}', "line 1: .* no character; remove it"),
+        ('{"text": "a\\ud800", "label": "pos"}', "line 1: .* not a character; remove it"),
         ("text,label\n\u200b,pos\n", "line 2: column 'text' is empty"),
         ("text,label\n", "has no rows below the names"),
         ("sentence|label\na|pos\n", "line 1: no column 'text'; .* commas or semicolons"),
@@ -305,8 +305,8 @@ class TagsTest(Case):
         self.path.write_text("a X\nb Y\n\nc X\n")
         self.assertEqual([tag for _, tag in tagged.read_tags(self.path, words)], ["X", "Y", "X"])
         for text, message in (
-            ("Abe B-X\nLee ORG\n", "mine.csv, line 2: 'ORG' is no tag of a span"),
-            ("word,tag\nAbe,B-X\n", "line 1: .* has no tag; .*CSV is not read"),
+            ("Abe B-X\nLee ORG\n", "mine.csv, line 2: 'ORG' is not a tag of a span"),
+            ("word,tag\nAbe,B-X\n", "line 1: .* has no tag; .*tags cannot be CSV"),
         ):
             self.path.write_text(text)
             with self.assertRaisesRegex(ValueError, message):
@@ -319,8 +319,8 @@ class TagsTest(Case):
         ("Abe B-X\nLee X O\n", ("1", "-1"), "line 2: 3 columns, expected 2 as in the first line"),
         ("Abe B-X\n", ("1", "4"), "line 1: 2 columns, but task.text_column and .* name column 4"),
         ("Abe B-X\n", ("1", "-4"), "line 1: 2 columns, but .* name column -4; correct"),
-        ("O 1\nO 2\n", ("2", "-1"), "line 1: 2 columns, of which .* name the same, column 2"),
-        ("1" + "\tO" * 9 + "\n", ("4", "-1"), "line 1: 10 columns, .* the same, column 4"),
+        ("O 1\nO 2\n", ("2", "-1"), "line 1: 2 columns; .* both name column 2"),
+        ("1" + "\tO" * 9 + "\n", ("4", "-1"), "line 1: 10 columns; .* both name column 4"),
         ("1" + "\tO" * 9 + "\n", ("2", "11"), "line 1: 10 columns, but .* name column 11"),
         ("Abe\tB-X\nLee\t\n", ("1", "-1"), "line 2: 'Lee' has no tag"),
         ("Abe B-Y\n", ("1", "-1"), "line 1: no label 'B-Y' in the training data"),
@@ -330,8 +330,8 @@ class TagsTest(Case):
             self.read_tags(text, columns)
 
     @parameterized.parameters(
-        (("1", "1"), "label_column are both 1, must be different columns"),
-        (("-1", "-1"), "label_column are both -1, must be different columns"),
+        (("1", "1"), "label_column are both 1, must be the different"),
+        (("-1", "-1"), "label_column are both -1, must be the different"),
         (("0", "-1"), "task.text_column is '0', must be the number of a column, from 1"),
         (("1", "0"), "task.label_column is '0', must be the number of a column, from 1"),
     )

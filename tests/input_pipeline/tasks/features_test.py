@@ -225,8 +225,8 @@ class SymbolsTest(parameterized.TestCase):
         self.assertEqual(self.symbols("fr", "de", fr=eos)["fr"], SPECIAL.eos)
 
     @parameterized.parameters(
-        ({"fr": "<2fr>"}, "'<2fr>' of 'fr' is no piece of the vocabulary"),
-        ({"fr": "<2de>", "de": "<2de>"}, "'<2de>' of 'de' is that of 'fr', too; name another"),
+        ({"fr": "<2fr>"}, "'<2fr>' of 'fr' is not a piece of the vocabulary"),
+        ({"fr": "<2de>", "de": "<2de>"}, "'<2de>' of 'de' is also the piece of 'fr'; name another"),
         ({"se": "<2de>"}, "names 'se', but the target languages are fr, de; correct"),
         *(
             ({"de": PROCESSOR.id_to_piece(id)}, ".* of 'de' is a special token; name another")

@@ -58,8 +58,8 @@ class TasksTest(parameterized.TestCase):
         ("xnli", "entails", "no label 'entails'.*entailment, neutral, contradiction or 0 to 2"),
         ("xnli", "3", "no label '3'"),
         ("cola", "", "no label ''"),
-        ("stsb", "good", "score 'good' is no number"),
-        ("stsb", "nan", "score 'nan' is no number"),
+        ("stsb", "good", "score 'good' is not a number"),
+        ("stsb", "nan", "score 'nan' is not a number"),
     )
     def test_other_labels(self, task, label, message):
         with self.assertRaisesRegex(ValueError, f"f.tsv, line 7: .*{message}"):
@@ -242,7 +242,7 @@ class QuestionsTest(Folder):
     @parameterized.parameters(
         (squad(("a", ("Bär", 4)), ("b", ("Bär", 5))), "'b': .*'Bär' is not at character 5"),
         (squad(("b", (".", -1))), "'b': .*not at character -1"),
-        (squad(("b", ("schläft..", 10))), r"'b': .* where 'schläft.' is \(1 such answers\)"),
+        (squad(("b", ("schläft..", 10))), r"'b': .* has 'schläft.' there \(1 such answers\)"),
         ('{"data": [\n{]}', "line 2: not JSON"),
         ('{"data": [{"paragraphs": [{"qas": [{"id": "c"}]}]}]}', "in question 'c', KeyError"),
         ('{"data": 3}', "not of the form of SQuAD"),
@@ -299,16 +299,16 @@ class PairsTest(Folder):
         self.assertEqual((hidden.source, hidden.gold), (found.source, ()))
 
     @parameterized.parameters(
-        ({"gold": "de-9 | en-1"}, "gold, line 1: 'de-9' is no id of .*sample.de"),
-        ({"gold": "de-1 | de-2"}, "gold, line 1: 'de-2' is no id of .*sample.en"),
-        ({"german": "de-1 | Nein!"}, "sample.de, line 2: the id 'de-1' comes a second time"),
+        ({"gold": "de-9 | en-1"}, "gold, line 1: 'de-9' is not an id of .*sample.de"),
+        ({"gold": "de-1 | de-2"}, "gold, line 1: 'de-2' is not an id of .*sample.en"),
+        ({"german": "de-1 | Nein!"}, "sample.de, line 2: the id 'de-1' is repeated"),
         ({"german": "de-2 | Nein | !"}, "sample.de, line 2: 3 columns, expected two"),
     )
     def test_faults(self, changes, message):
         with self.assertRaisesRegex(ValueError, message):
             self.bucc(**changes)
         names = self.write("a", "Ja.\nNein!\n"), self.write("b", "Yes.\n")
-        with self.assertRaisesRegex(ValueError, "a: 2 lines, but .*b has 1; line i of both"):
+        with self.assertRaisesRegex(ValueError, "a: 2 lines, but .*b has 1; equal lines must"):
             self.pairs("tatoeba", *names)
 
     def test_patterns_that_do_not_fit(self):

@@ -190,8 +190,12 @@ class HeldOutTest(absltest.TestCase):
         one, two, three = (TextExample(str(i), f"t{i}", None, i // 2) for i in range(3))
         self.assertLen(self.out({"en": [one, two, three]})["en"], 1)  # the label of one text stays
         for some, share, message in (
-            ([one], 0.5, "en: there is no development file, and of 1 training .* none can be held"),
-            ([one] * 9, 0.5, "of one text or group"),
+            (
+                [one],
+                0.5,
+                "en: there is no development file, and none of 1 training examples can be held",
+            ),
+            ([one] * 9, 0.5, "have one text or group"),
             ([one, two], 0.0, "validation_share is 0.0, must be between 0 and 1"),
         ):
             with self.assertRaisesRegex(ValueError, message):

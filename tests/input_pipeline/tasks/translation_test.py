@@ -111,7 +111,7 @@ class TranslationTest(PackedFolderTest):
         settings = {"codes": {"deu": "de"}, "languages": {"en", "de", "fr"}}
         self.assertEqual(self.load("named.tsv", **settings), EXAMPLES[:1])
         for language in ("en-fr", "fr-en", "de-fr"):
-            message = f"line 1: names the languages en and deu, but is read for {language}"
+            message = f"line 1: names the languages en and deu, but the direction is {language}"
             with self.assertRaisesRegex(ValueError, f"named.tsv, {message}"):
                 self.load("named.tsv", language=language, **settings)
         # Which are words where the run has no such language.
