@@ -229,15 +229,6 @@ class BestAnswersTest(parameterized.TestCase):
             for span in one.spans:
                 self.assertEqual(context[span.start : span.start + len(span.text)], span.text)
 
-    def test_the_order_of_windows_does_not_matter(self):
-        start, end, features = random_windows(7)
-        expected = questions.best_answers(start, end, **features)
-        order = np.random.default_rng(0).permutation(len(start))
-        contexts = features.pop("contexts")
-        moved = {name: value[order] for name, value in features.items()}
-        found = questions.best_answers(start[order], end[order], **moved, contexts=contexts)
-        self.assertEqual(found, expected)
-
     def test_nothing_allowed_is_no_answer(self):
         start, end, features = random_windows(0)
         features["max_context"][:] = False
