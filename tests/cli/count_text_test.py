@@ -134,21 +134,13 @@ class CountTextTest(FolderTest):
     @parameterized.parameters("output", "heldout_output")
     def test_a_text_is_never_an_output(self, flag: str):
         self.write_shards()
-        text, link, hard = self.text / "sw-0.txt", self.folder / "link", self.folder / "hard"
-        link.symlink_to(text)
-        hard.hardlink_to(text)
-        before = text.read_bytes()
-        others = {"output": f"{self.out}/kept", "heldout_output": f"{self.out}/aside"}
+        outs = {"output": f"{self.out}/kept", "heldout_output": f"{self.out}/aside"}
+        outs[flag] = f"{self.text}/../text/sw-0.txt"
         for name in ("_sentences", "_blocks"):
             self.enterContext(mock.patch.object(counting, name, side_effect=AssertionError))
-        for given in (text, os.path.relpath(text), f"{self.text}/../text/sw-0.txt", hard, link):
-            named = (f"--{name}={path}" for name, path in {**others, flag: given}.items())
-            flags = (f"--input={self.text}/sw-*", "--heldout_fraction=0.5", "--overwrite")
-            refused = "is an input, .*sw-0|is a link; only"
-            with self.assertRaisesRegex((ValueError, OSError), refused):
-                self.count(*flags, *named)
-        self.assertEqual(text.read_bytes(), before)
-        self.assertTrue(link.is_symlink())
+        flags = (f"--input={self.text}/sw-*", "--heldout_fraction=0.5", "--overwrite")
+        with self.assertRaisesRegex(ValueError, "is an input, .*sw-0"):
+            self.count(*flags, *(f"--{name}={path}" for name, path in outs.items()))
         self.assertFalse(self.out.exists())
 
     @parameterized.parameters(
@@ -166,14 +158,9 @@ class CountTextTest(FolderTest):
         (("--merge=FOLDER/*", "--heldout_fraction=0.1"), "cannot be split"),
         (("--merge=FOLDER/*", "--heldout_output=a"), "cannot be split"),
         (("--input=FOLDER/*", "--max_runs=0"), "max_runs is 0"),
-        (("--input=FOLDER/*.xz", "--max_runs=0", "--heldout_fraction=0.1",
-          "--heldout_output=FOLDER/aside"), "max_runs is 0"),
-        (("--merge=FOLDER/sw-0.txt",), "sw-0.txt, after line 0: cannot be read"),
-        (("--input=FOLDER/*",), "bad.txt, line 2: not UTF-8"),
     )  # fmt: skip
     def test_refusals(self, args, message):
         self.write_shards()
-        (self.text / "bad.txt").write_bytes(b"a\n\xff\n")
         (self.folder / "x.csv").write_text("a,b\n")
         with self.assertRaisesRegex(ValueError, message):
             self.count(

@@ -193,6 +193,13 @@ class CardTest(ExportCase):
 
 
 class OwnFormTest(ExportCase):
+    def card_of_own_form(self, workdir: pathlib.Path) -> str:
+        """Export a run that transformers loads by our code, and return its card."""
+        result = self.export(workdir)
+        self.assertEqual(result.returncode, 0)
+        self.assertIn("a form of our own: load it with trust_remote_code", result.stderr)
+        return (self.output / "README.md").read_text(encoding="utf-8")
+
     def test_mean_states_keep_their_form(self):
         finished, workdir = tiny_tasks.finished("cola"), self.folder / "run"
         shutil.copytree(finished, workdir)
@@ -207,19 +214,13 @@ class OwnFormTest(ExportCase):
         )
         self.assertEqual(by_first[0], by_first[1])
         self.assertNotEqual(by_mean[0], by_mean[1])
-        result = self.export(workdir)
-        self.assertEqual(result.returncode, 0)
-        self.assertIn("a form of our own: load it with trust_remote_code", result.stderr)
-        card = (self.output / "README.md").read_text(encoding="utf-8")
+        card = self.card_of_own_form(workdir)
         self.assertIn("Its head reads the mean of the last states of all tokens but padding", card)
         self.assertNotIn("XLMRobertaForSequenceClassification", card)
 
     def test_crossed_pairs_keep_their_form(self):
         workdir = tiny_tasks.finished("pawsx")
-        result = self.export(workdir)
-        self.assertEqual(result.returncode, 0)
-        self.assertIn("a form of our own: load it with trust_remote_code", result.stderr)
-        card = (self.output / "README.md").read_text(encoding="utf-8")
+        card = self.card_of_own_form(workdir)
         self.assertRegex(card, r"(?s)cross_attention is True.*; no class .* kind classification")
         trained, notes = read_params(workdir / "best.safetensors")
         sizes, found = model_folder.read_model(self.output)
@@ -232,7 +233,6 @@ class OwnFormTest(ExportCase):
         np.testing.assert_array_equal(tensors["task.output.kernel"], kernel)
         task = artifacts.read_json(self.output / "config.json")["task"]
         self.assertEqual((task["kind"], task["labels"]), ("classification", ["0", "1"]))
-        card = (self.output / "README.md").read_text(encoding="utf-8")
         self.assertNotIn("pipeline_tag", card)
 
 

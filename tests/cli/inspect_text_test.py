@@ -12,6 +12,7 @@ from input_pipeline.inspection import files
 from tests import commands
 from tests.folders import FolderTest
 from tests.input_pipeline.inspection_test import made_up
+from tests.input_pipeline.reading import killed_after
 from xlm.interop import normalizer_json
 
 ALPHABETS = {
@@ -128,11 +129,11 @@ class InspectTextTest(FolderTest):
         records = "\n".join(json.dumps({"text": one}) for one in documents)
         self.write("text/en-00001-of-00002.jsonl.xz", lzma.compress(records.encode()))
         with self.assertRaises(RuntimeError), mock.patch.object(
-            files, "inspect_to", side_effect=_killed_after(2, files.inspect_to)
+            files, "inspect_to", side_effect=killed_after(2, files.inspect_to, RuntimeError)
         ):  # fmt: skip
             self.inspect()
         self.assertFalse((self.folder / "out").exists())
-        left = _killed_after(3, files.inspect_to)
+        left = killed_after(3, files.inspect_to, RuntimeError)
         with mock.patch.object(files, "inspect_to", left):
             self.inspect()
         self.inspect("--num_workers=3", output="three")
@@ -198,16 +199,3 @@ class InspectTextTest(FolderTest):
         self.assertIn("no text found", self.inspect(status=2).stderr)
         self.write("text/en.txt", "text")
         self.assertIn("is or holds an input", self.inspect(output="text", status=2).stderr)
-
-
-def _killed_after(count: int, function):
-    """A function that works `count` times, and then fails."""
-    calls = []
-
-    def call(*arguments):
-        calls.append(arguments)
-        if len(calls) > count:
-            raise RuntimeError("killed")
-        return function(*arguments)
-
-    return call

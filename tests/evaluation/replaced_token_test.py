@@ -77,16 +77,11 @@ class DetectionTest(parameterized.TestCase):
         found = replaced_token.detection(logits.astype(np.float32), is_replaced)
         assert_close(found, slow_detection(logits.tolist(), is_replaced.tolist()), 1e-9)
 
-    @parameterized.parameters(
-        ([-1.0, -2.0], [True, False], {"precision": np.nan, "recall": 0.0, "auc": 1.0}),
-        # A logit of zero is no finding.
-        ([0.0, 1.0], [True, True], {"precision": 1.0, "recall": 0.5}),
-        ([-200.0, 300.0], [True, False], {"loss": 250.0}),
-    )
-    def test_by_hand(self, logits, is_replaced, expected):
-        found = replaced_token.detection(np.array(logits, np.float32), np.array(is_replaced))
-        for name, value in expected.items():
-            np.testing.assert_equal(getattr(found, name), value)
+    def test_large_logits_and_no_finding(self):
+        found = replaced_token.detection(np.float32([-200.0, 300.0]), np.array([True, False]))
+        self.assertEqual(found.loss, 250.0)
+        found = replaced_token.detection(np.float32([-1.0, -2.0]), np.array([True, False]))
+        np.testing.assert_equal((found.precision, found.recall), (np.nan, 0.0))
 
 
 class UnigramCorruptionTest(parameterized.TestCase):

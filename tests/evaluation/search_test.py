@@ -49,14 +49,6 @@ class MinedTest(parameterized.TestCase):
     def candidates(self, margin: str = "ratio") -> list[dict]:
         return search.candidates(self.pairs, self.vectors, self.targets, margin)
 
-    @parameterized.parameters("ratio", "distance", "absolute")
-    def test_translations_come_first(self, margin):
-        found = self.candidates(margin)
-        self.assertEqual([one["score"] for one in found],
-                         sorted((one["score"] for one in found), reverse=True))  # fmt: skip
-        best = {(one["source"], one["target"]) for one in found[:4]}
-        self.assertEqual(best, set(self.pairs.gold))
-
     def test_the_best_threshold_and_a_given_one(self):
         found = self.candidates()
         scores, lines, threshold = search.mined(found, self.pairs.gold, None)

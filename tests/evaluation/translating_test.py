@@ -22,7 +22,7 @@ from xlm.evaluation.translating import Translator, search
 from xlm.experiment.fine_tuning import MESH
 from xlm.models.attention import Cache
 from xlm.models.encoder import Encoder
-from xlm.models.transformer import Context, empty_cache
+from xlm.models.transformer import Context
 from xlm.objectives.translation import Translation, context_mask
 from xlm.training.flops import matmul_flops
 from xlm.training.sharding import make_mesh
@@ -86,32 +86,6 @@ def slow_search(values, batch, settings, decoding):
     return beam_search(step, batch["first_token"], empty, decoding, IDS).tokens[:, 0]
 
 
-@functools.partial(jax.jit, static_argnames="settings")
-def states_of(values, batch, tokens, settings):
-    """States [B, K, L, D] of hypotheses [B, K, L], decoded whole, and token by token."""
-    one, (_, count, length) = model(settings), tokens.shape
-    decoder = {"params": one.decoder_params(values)}
-    states, mask = one.states(values, batch), context_mask(batch)
-    flat = tokens.reshape(-1, length)
-    whole = one.decoder.apply(
-        decoder, flat, jnp.ones_like(flat), jnp.broadcast_to(jnp.arange(length), flat.shape),
-        Context(*(jnp.repeat(x, count, axis=0) for x in (states, mask))),
-        deterministic=True, method="decode",
-    )  # fmt: skip
-    layers = values["decoder"]["layers"]
-    cache = empty_cache(one.decoder.settings, layers, states, count, length + 1)
-
-    def advance(own, index):
-        hidden, own = one.decoder.apply(
-            decoder, tokens[:, :, index], index, mask, cache._replace(own=own),
-            method="decode_next",
-        )  # fmt: skip
-        return own, hidden
-
-    _, by_token = jax.lax.scan(advance, cache.own, jnp.arange(length))
-    return whole.reshape(*tokens.shape, -1), jnp.moveaxis(by_token, 0, 2)
-
-
 class SearchTest(parameterized.TestCase):
     @parameterized.product(settings=SHALLOW, beams=(1, 3))
     def test_equals_decoding_every_prefix(self, settings, beams):
@@ -142,14 +116,6 @@ class SearchTest(parameterized.TestCase):
             )
         self.assertEqual(capacities, [2, 4, 8])
         np.testing.assert_array_equal(found, slow_search(values, batch, settings, decoding))
-
-    @parameterized.parameters(*SHALLOW)
-    def test_states_are_those_of_the_whole_hypothesis(self, settings):
-        tokens = np.random.default_rng(0).integers(0, 40, (len(features()), 3, 8))
-        expected, found = states_of(
-            params(settings), batch_of(features()), tokens.astype(np.int32), settings
-        )
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
     @parameterized.parameters(1, 3)
     def test_cost_grows_with_the_vocabulary_by_the_output_layer_alone(self, beams):

@@ -9,6 +9,7 @@ from absl.testing import parameterized
 
 from input_pipeline.packed_dataset import PackedDataset, pad_sentences
 from tests import factories, folders
+from tests.evaluation.retrieval_test import sentences
 from tests.factories import SPECIAL_IDS as SPECIAL
 from xlm.evaluation.masked_lm import deal_folds
 from xlm.evaluation.translation_gain import TranslationGain
@@ -21,11 +22,6 @@ OBJECTIVE = factories.masked_lm(
     num_valid=VOCAB,
 )
 PARAMS = factories.random_params(OBJECTIVE, 0.5)
-
-
-def sentences(seed: int, count: int = 7) -> list[np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return [rng.integers(5, VOCAB, rng.integers(1, 9)) for _ in range(count)]
 
 
 class TranslationGainTest(folders.FolderTest, parameterized.TestCase):
@@ -86,7 +82,7 @@ class TranslationGainTest(folders.FolderTest, parameterized.TestCase):
         self.assertAlmostEqual(one.alone, other.alone, places=6)
         self.assertNotAlmostEqual(one.translated, other.translated, places=3)
         # Sentences without a translation are left out, and a language that has none.
-        gaps = {"en": sentences(1), "sw": [none, *sw[1:]], "ka": [none] * 7}
+        gaps = {"en": sentences(1), "sw": [none, *sw[1:]], "ka": [none] * len(sw)}
         found = self.run_on(gaps)
         self.assertEqual(list(found), ["sw"])
         kept = {"en": sentences(1)[1:], "sw": sw[1:]}

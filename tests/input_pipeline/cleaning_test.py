@@ -16,6 +16,7 @@ from input_pipeline.sources import CorpusSpec
 from tests import commands
 from tests.folders import FolderTest
 from tests.input_pipeline.inspection_test import made_up
+from tests.input_pipeline.reading import killed_after
 from xlm.common import packages
 from xlm.common.processes import Workers
 
@@ -233,7 +234,7 @@ class CleaningTest(FolderTest):
         names = [f"text/en-{i:05d}-of-00002.txt" for i in range(2)]
         for name, text in zip(names, (documents(1), documents(4)), strict=True):
             self.write(name, joined(text))
-        limited = _killed_after(9, tasks.write)
+        limited = killed_after(9, tasks.write)
         with mock.patch.object(tasks, "write", limited), self.assertRaises(KeyboardInterrupt):
             self.clean(part_bytes=9000, repeated_lines=1)
         self.write(names[1], joined(documents(1)))
@@ -252,7 +253,7 @@ class CleaningTest(FolderTest):
         self.all_dirt()
         self.clean("whole", part_bytes=9000, **ALL)
         for count in (0, 2) if name == "choose" else (0, 2, 5, 9):
-            limited = _killed_after(count, getattr(tasks, name))
+            limited = killed_after(count, getattr(tasks, name))
             with mock.patch.object(tasks, name, limited), self.assertRaises(KeyboardInterrupt):
                 self.clean("killed", part_bytes=9000, **ALL)
             self.assertEmpty([*self.folder.glob("killed/*.txt")])
@@ -323,16 +324,3 @@ class RunTest(FolderTest):
         self.assertEmpty([*self.folder.glob(".out*")])
         done = commands.execute("clean_text", str(self.folder / "text"), flags[0])
         self.assertRegex(done.stderr, "no rule is given; add some of --bad_lines, --html")
-
-
-def _killed_after(count: int, function: Callable) -> Callable:
-    calls = []
-
-    def call(*arguments):
-        calls.append(arguments)
-        if len(calls) > count:
-            raise KeyboardInterrupt
-        return function(*arguments)
-
-    call.__name__ = function.__name__
-    return call

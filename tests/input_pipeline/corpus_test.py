@@ -5,16 +5,13 @@ from absl.testing import parameterized
 from input_pipeline import sources
 from input_pipeline.corpus import Corpus, load_corpus
 from input_pipeline.sources import CorpusSpec
+from tests.input_pipeline.preparing import txt
 from tests.input_pipeline.reading import PackedFolderTest
 
 
 def _documents(language: str, num_documents: int, num_sentences: int = 3) -> list[list[str]]:
     """Documents in which no sentence occurs twice."""
     return [[f"{language} {i} {j}" for j in range(num_sentences)] for i in range(num_documents)]
-
-
-def _txt(documents: list[list[str]]) -> str:
-    return "\n\n".join("\n".join(document) for document in documents) + "\n"
 
 
 def _tsv(languages: list[str], num_documents: int, tag: str = "") -> str:
@@ -24,7 +21,7 @@ def _tsv(languages: list[str], num_documents: int, tag: str = "") -> str:
         ["\t".join(["id", *row]) for row in zip(*document, strict=True)]
         for document in zip(*columns, strict=True)
     ]
-    return "\t".join(["id", *languages]) + "\n" + _txt(documents)
+    return "\t".join(["id", *languages]) + "\n" + txt(documents)
 
 
 def _sentences(documents: list[list[str]]) -> list[str]:
@@ -35,7 +32,7 @@ class _CorpusTest(PackedFolderTest):
     def write_documents(self, *names: str, count: int = 5) -> None:
         """Write files of documents, "text/de" for German below text/."""
         for name in names:
-            self.write(f"{name}.txt", _txt(_documents(name.rpartition("/")[2], count)))
+            self.write(f"{name}.txt", txt(_documents(name.rpartition("/")[2], count)))
 
     def spec(self, **changes) -> CorpusSpec:
         settings = {"text": (), "heldout_fraction": 0.2, "heldout_by": "position",
@@ -48,10 +45,10 @@ class _CorpusTest(PackedFolderTest):
 
 class TextTest(_CorpusTest):
     def test_folders_are_joined_per_language_in_the_order_of_the_config(self):
-        self.write("a/en.txt", _txt(_documents("x", 2)))
-        self.write("b/en.txt.gz", _txt(_documents("y", 2)))
+        self.write("a/en.txt", txt(_documents("x", 2)))
+        self.write("b/en.txt.gz", txt(_documents("y", 2)))
         self.write("b/eng.jsonl", '{"text": "z"}\n')
-        self.write("b/de.txt", _txt(_documents("de", 2)))
+        self.write("b/de.txt", txt(_documents("de", 2)))
         loaded = self.load(text=("b", "a"), language_codes={"eng": "en"}, heldout_fraction=0)
         expected = [*_documents("y", 2), ["z"], *_documents("x", 2)]
         self.assertEqual(loaded.train, {"de": _documents("de", 2), "en": expected})
@@ -87,7 +84,7 @@ class TextTest(_CorpusTest):
         self, num_documents, num_sentences, fraction
     ):
         documents = _documents("en", num_documents, num_sentences)
-        self.write("en.txt", _txt(documents))
+        self.write("en.txt", txt(documents))
         loaded = self.load(text=(".",), heldout_fraction=fraction)
         train, heldout = _sentences(loaded.train["en"]), _sentences(loaded.heldout["en"])
         self.assertCountEqual(train + heldout, _sentences(documents))
@@ -104,7 +101,7 @@ class TextTest(_CorpusTest):
     def test_a_long_line_is_cut_and_counted_by_language(self):
         line = "Ein Satz. " * 2000
         for name in ("a", "b"):
-            self.write(f"{name}/de.txt", _txt(_documents("de", 3)) + line + name)
+            self.write(f"{name}/de.txt", txt(_documents("de", 3)) + line + name)
         with self.assertLogs(level="WARNING") as logs:
             loaded = self.load(text=("a", "b"))
         self.assertLen(logs.output, 1)
@@ -122,9 +119,9 @@ class TextTest(_CorpusTest):
         en, de = ([one[3:] for one in _sentences(first.heldout[x])] for x in ("en", "de"))
         self.assertNotEqual(en, de)
         (self.folder / "en.txt").unlink()
-        self.write("en.txt.gz", _txt(_documents("en", 50)))
+        self.write("en.txt.gz", txt(_documents("en", 50)))
         self.assertEqual(first.digest(), self.load(text=(".",)).digest())
-        self.write("en.txt.gz", _txt(_documents("en", 50)).replace("en 7 1", "en 7 one"))
+        self.write("en.txt.gz", txt(_documents("en", 50)).replace("en 7 1", "en 7 one"))
         changed = self.load(text=(".",)).digest()
         a, b, c = _documents("en", 3)
         splits = (([a, b], [c]), ([a], [b, c]), ([a, b, c], []))
@@ -133,10 +130,10 @@ class TextTest(_CorpusTest):
 
     @parameterized.parameters(40, 1000)
     def test_max_train_bytes_keeps_some_documents_in_their_old_order(self, limit):
-        self.write("en.txt", _txt(_documents("ü", 100)))
+        self.write("en.txt", txt(_documents("ü", 100)))
         everything, capped = self.load(text=(".",)), self.load(text=(".",), max_train_bytes=limit)
         size = sum(len(f"{sentence}\n".encode()) for sentence in capped.sentences("en"))
-        largest = max(len(_txt([d]).encode()) for d in everything.train["en"])
+        largest = max(len(txt([d]).encode()) for d in everything.train["en"])
         self.assertBetween(size, limit - largest, limit)
         rest = iter(everything.train["en"])
         self.assertTrue(all(document in rest for document in capped.train["en"]))
@@ -203,7 +200,7 @@ class ParallelTest(_CorpusTest):
         for name, kept in (("some", range(20)), ("rest", range(0, 20, 3))):
             self.write(f"{name}/core.tsv", header + "\n" + "\n\n".join(blocks[i] for i in kept))
         excluded = (doc for i, doc in enumerate(_documents("en", 20)) if i % 3)
-        self.write("test.txt", _txt(list(excluded)))
+        self.write("test.txt", txt(list(excluded)))
         found = self.load(parallel=("some/core.tsv",), exclude=("test.txt",))
         expected = self.load(parallel=("rest/core.tsv",))
         self.assertEqual(found.parallel, expected.parallel)
@@ -219,9 +216,9 @@ class ParallelTest(_CorpusTest):
     def test_held_out_pairs_are_trained_on_nowhere(self, as_text, deduplicate):
         # Blocks of 20 rows, some of which are documents of the text, too.
         pairs = [[f"pair {i} {j}\tPaar {i} {j}" for j in range(20)] for i in range(40)]
-        self.write("en-de.tsv", _txt(pairs))
+        self.write("en-de.tsv", txt(pairs))
         of_text = [[pair.split("\t")[0] for pair in block] for block in pairs[::2]]
-        self.write("en.txt", _txt([*of_text, *_documents("en", 40)]))
+        self.write("en.txt", txt([*of_text, *_documents("en", 40)]))
         settings = {"parallel_as_text": as_text, "deduplicate": deduplicate}
         loaded = self.load(text=(".",), parallel=("*.tsv",), heldout_by="text", **settings)
         heldout = {row[0] for row in loaded.parallel[0].rows}
@@ -243,7 +240,7 @@ class ParallelTest(_CorpusTest):
             self.write(f"en-{code}.tsv", "".join(rows))
         shouted = [[one.upper().replace(" ", "  ") for one in english[i : i + 3]]
                    for i in range(0, 400, 3)]  # fmt: skip
-        self.write("en.txt", _txt([*shouted, *_documents("other", 30)]))
+        self.write("en.txt", txt([*shouted, *_documents("other", 30)]))
         loaded = self.load(text=(".",), parallel=("*.tsv",), heldout_by=heldout_by)
         heldout = {row[0] for one in loaded.parallel for row in one.rows} & {*english}
         trained = {row[0] for one in loaded.bitexts for row in one.rows}

@@ -87,22 +87,6 @@ class ScanningTest(parameterized.TestCase):
 
 
 class TalliesTest(parameterized.TestCase):
-    def test_counts_are_those_of_a_counter(self):
-        rng = random.Random(0)
-        tally, copies, documents = tallies.Tally(), collections.Counter(), {}
-        for block in range(5):
-            digests = np.array(rng.choices(range(-50, 50), k=200))
-            numbers = np.sort(rng.choices(range(block * 10, block * 10 + 10), k=200))
-            tally.add(tallies.line_rows(digests, digests % 7, numbers))
-            copies.update(digests.tolist())
-            for digest, number in zip(digests.tolist(), numbers.tolist(), strict=True):
-                documents.setdefault(digest, set()).add(number)
-        rows = tally.rows()
-        found = dict(zip(rows["digest"].tolist(), rows["copies"].tolist(), strict=True))
-        self.assertEqual(found, dict(copies))
-        for row in rows:
-            self.assertEqual(row["documents"], len(documents[int(row["digest"])]))
-
     def test_a_bounded_table_keeps_what_is_frequent_and_never_counts_too_much(self):
         rng = np.random.default_rng(0)
         tally, copies = tallies.Tally(most=1000), collections.Counter()
@@ -179,19 +163,6 @@ class LanguageIdentificationTest(parameterized.TestCase):
 
 
 class FilesTest(FolderTest):
-    def test_a_report_survives_its_file(self):
-        text = "\n\n".join(["<b>one</b>", "two two", "two two"])
-        path = self.write("en.txt", text)
-        block, _ = files.sample([path], 1000)
-        identifier = identification.fit({"en": (block.codes, block.lines)})
-        identifier.save(self.folder / "model.npz")
-        identifier = identification.Identifier.load(self.folder / "model.npz")
-        report = files.inspect(path, 0, 1, identifier, compare=True)
-        report.save(self.folder / "report.npz")
-        loaded = files.FileReport.load(self.folder / "report.npz")
-        np.testing.assert_equal(vars(loaded), vars(report))
-        self.assertEqual(report.kinds["html"].taken, 7)
-
     def test_a_sample_is_of_all_parts_of_a_file(self):
         lines = [f"line {i} of a file" for i in range(300_000)]
         for name, data in (("en.txt", "\n".join(lines)), ("de.jsonl", "\n".join(

@@ -215,10 +215,3 @@ class MethodsTest(parameterized.TestCase):
                 weights = np.array(expected[method])
                 np.testing.assert_allclose([*shares.values()], weights / weights.sum(), rtol=1e-12)
                 self.assertTrue(found.is_met)
-
-
-class BadInputTest(parameterized.TestCase):
-    def test_a_pivot_without_pairs(self):
-        settings = dataclasses.replace(SETTINGS, pair_sampling="pivot", pair_pivot="xx")
-        with self.assertRaisesRegex(ValueError, "pair_pivot is 'xx', .* one of am, en, sw, yo"):
-            sample_pairs({pair: [size] for pair, size in STAR.items()}, settings)

@@ -409,17 +409,13 @@ class TasksTest(PreparationTest):
         preparation.begin(job, MODEL)
         self.assertEqual({path.name for path in job.work.iterdir()}, {"job.json", "spm.model"})
 
-    @parameterized.parameters(
-        ("scan-sw-00000-of-00001", "digests", ["x"], 'digests.0 is "x", must be text of hex'),
-        ("select-en", "train", -1, "train is -1, must be a whole number"),
-        ("rows-en-00000-of-00001", "files", {"a/b": {}}, "a key of files must be text"),
-    )
-    def test_a_damaged_note_is_named(self, name, field, value, message):
+    def test_a_damaged_note_is_named(self):
         job = self.job()
         preparation.run(job, preparation.find(job), MODEL, By(in_order))
-        path = job.work / f"{name}.json"
-        artifacts.write_json(path, {**artifacts.read_json(path), field: value})
-        with self.assertRaisesRegex(ValueError, f"{name}.json: {message}.*; remove .* run the"):
+        path = job.work / "select-en.json"
+        artifacts.write_json(path, {**artifacts.read_json(path), "train": -1})
+        message = "select-en.json: train is -1, must be a whole number.*; remove .* run the"
+        with self.assertRaisesRegex(ValueError, message):
             prepare(job)
 
     def test_no_task_goes_on_behind_an_error(self):

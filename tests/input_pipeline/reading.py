@@ -58,3 +58,19 @@ def training_dataset(folder: pathlib.Path, num_rows: dict[str, int]) -> PackedDa
         rows[:, 0], rows[:, 1] = place, np.arange(count)
         np.save(folder / f"{language}.train.npy", rows)
     return PackedDataset(folder, 1000, 16, "", SPECIAL_IDS, {name: {} for name in num_rows}, {})
+
+
+def killed_after(
+    count: int, function: Callable, error: type[BaseException] = KeyboardInterrupt
+) -> Callable:
+    """A function that works `count` times, and then raises."""
+    calls = []
+
+    def call(*arguments):
+        calls.append(arguments)
+        if len(calls) > count:
+            raise error
+        return function(*arguments)
+
+    call.__name__ = function.__name__
+    return call

@@ -172,26 +172,6 @@ class TrainingStreamTest(FolderTest):
         np.testing.assert_array_equal(batch["language"], language)
         np.testing.assert_array_equal(batch["tokens"][:, :2].T, [language, row])
 
-    @parameterized.product(num_parts=(2, 4), step=(0, 1_000_000))
-    def test_parts_make_up_the_batch(self, num_parts, step):
-        whole = self.stream.batch(step)
-        parts = [self.stream.batch(step, part, num_parts) for part in range(num_parts)]
-        for key, value in whole.items():
-            np.testing.assert_array_equal(np.concatenate([part[key] for part in parts]), value)
-        with self.assertRaisesRegex(ValueError, "8 rows does not divide into 3 equal parts"):
-            self.stream.batch(0, 0, 3)
-
-    @parameterized.parameters(False, True)
-    def test_an_id_beyond_the_vocabulary_ends_the_run(self, is_cached):
-        packed = training_dataset(self.folder, {"de": 40, "en": 40})
-        np.save(self.folder / "en.train.npy", np.full((40, 16), 1000, np.uint16))
-        blocks = BlockSettings(block_bytes=32, window_blocks=2)
-        rows, pool = training_rows(packed), ThreadPoolExecutor(1)
-        cache = block_cache(rows, pool, blocks) if is_cached else None
-        stream = TrainingStream(packed, {"de": 0.5, "en": 0.5}, 8, 0, blocks, cache)
-        with self.assertRaisesRegex(ValueError, "en.train.npy: entry .* is not below 1000"):
-            stream.batch(0)
-
     def test_phases_and_a_cache_of_more_languages_than_files_can_be_open(self):
         names = [f"l{i:03d}" for i in range(450)]
         packed = training_dataset(self.folder, dict.fromkeys(names, 2))
@@ -232,26 +212,6 @@ class JointStreamTest(FolderTest):
         described = [(one.languages.index(name), row) for name, row in joint.describe_batch(step)]
         np.testing.assert_array_equal(described, whole["tokens"][:, :2])
         self.assertEqual(joint.seen(9), one.seen(9) + two.seen(9))
-
-
-class PhasesTest(FolderTest):
-    def test_phases_change_the_shares(self):
-        packed = training_dataset(self.folder, {"aa": 200, "bb": 200})
-        phases = {
-            first: TrainingStream(packed, {"aa": share, "bb": 1 - share}, 50, seed=first)
-            for first, share in ((20, 0.1), (0, 0.9))
-        }
-        phased = PhasedStream(phases, {0: 0.7, 20: 0.3})
-        for step in (0, 7, 19, 20, 21, 1000):
-            first = 20 if step >= 20 else 0
-            stream = phases[first]
-            expected = stream.batch(step - first, 1, 2)
-            for name, array in phased.batch(step, 1, 2).items():
-                np.testing.assert_array_equal(array, expected[name])
-            self.assertEqual(phased.describe_batch(step), stream.describe_batch(step - first))
-            self.assertEqual((phased.kind(step), phased.types), (PACKED, stream.types))
-            self.assertEqual(phased.step_values(step), {"alpha": 0.3 if first else 0.7})
-            self.assertEmpty(stream.step_values(step))
 
 
 _SHARES = {"en": 0.6, "sw": 0.1, "de": 0.3}
@@ -396,14 +356,6 @@ class BatchesTest(FolderTest):
             for key, value in expected.items():
                 self.assertEqual(batch[key].dtype, value.dtype)
                 np.testing.assert_array_equal(batch[key], value)
-
-    @parameterized.product(
-        loader=LOADERS, steps=(range(7, 12), range(10**6, 10**6 + 3), range(0, 9, 3)),
-        prefetch=(1, 20),
-    )  # fmt: skip
-    def test_loaders_give_the_batches_of_the_stream(self, loader, steps, prefetch):
-        found = loaded(self.stream, steps, loader, prefetch=prefetch)
-        self.assert_batches(found, steps)
 
     @parameterized.parameters(*LOADERS)
     def test_every_batch_is_made_once_and_a_loop_without_end_can_be_left(self, loader):

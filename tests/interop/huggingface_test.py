@@ -110,10 +110,6 @@ class SameIdsTest(parameterized.TestCase):
         self.assert_same([f"ab {text} cd" for text in NASTY[what]], kind)
         self.assert_same([f"{text}{text}" for text in NASTY[what]], kind)
 
-    @parameterized.parameters(*range(4))
-    def test_on_random_text_of_a_mixed_alphabet(self, seed):
-        self.assert_same([*fuzz.texts(500, seed)])
-
     def test_text_is_normalised_alike_by_every_rule_of_the_character_map(self):
         self.assertGreater(len(rules()), 200_000)
         hangul = [key for key, value in rules().items() if "\uac00" <= value <= "\ud7a3"]

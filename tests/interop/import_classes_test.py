@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from tests import commands
 from tests.interop import xlm_roberta_parity_test as parity
-from tests.interop.vocabulary_test import fairseq_model
+from tests.interop.tokenizer_json_test import fairseq_model
 from tests.interop.xlm_roberta_test import LENGTH, SETTINGS, VOCAB, FolderTest, params_of, tokenizer
 from vocap.settings import SPECIALS
 from xlm.common import artifacts, declarations
@@ -23,17 +23,6 @@ from xlm.models.encoder import EncoderSettings
 BERT = {"name": "Bert", "max_position_embeddings": LENGTH, "type_vocab_size": 2}
 CLASSES = ({"name": "Roberta"}, {"name": "Camembert"}, {"name": "XLMRoberta"}, BERT)
 TASKS = ("SequenceClassification", "TokenClassification", "QuestionAnswering")
-_BASE, _LARGE = (768, 12, 12, 3072), (1024, 24, 16, 4096)
-# Class, vocabulary, sizes, positions and token types of published models.
-PUBLISHED = {
-    "roberta-base": ("Roberta", 50_265, _BASE, 514, 1),
-    "roberta-large": ("Roberta", 50_265, _LARGE, 514, 1),
-    "camembert-base": ("Camembert", 32_005, _BASE, 514, 1),
-    "xlm-v-base": ("XLMRoberta", 901_629, _BASE, 514, 1),
-    "infoxlm-base, multilingual-e5-base": ("XLMRoberta", 250_002, _BASE, 514, 1),
-    "infoxlm-large, multilingual-e5-large": ("XLMRoberta", 250_002, _LARGE, 514, 1),
-    "multilingual-e5-small": ("Bert", 250_037, (384, 12, 12, 1536), 512, 2),
-}
 
 
 @absltest.skipUnless(parity.HAS_TORCH, "torch and transformers are not installed")
@@ -57,30 +46,19 @@ class ClassesTest(FolderTest):
     def test_states_and_logits(self, **of):
         self.assert_agree(self.saved(of))
 
-    @parameterized.parameters(*PUBLISHED)
-    def test_published_shapes(self, model):
-        import torch
-
-        name, vocab, (width, layers, heads, mlp), length, types = PUBLISHED[model]
-        config = getattr(parity.transformers(), f"{name}Config")(
-            vocab_size=vocab, hidden_size=width, num_hidden_layers=layers, pad_token_id=1,
-            num_attention_heads=heads, intermediate_size=mlp, max_position_embeddings=length,
-            type_vocab_size=types,
-        )  # fmt: skip
+    @parameterized.product(of=CLASSES, suffix=("ForMaskedLM", "Model"))
+    def test_shapes(self, of, suffix):
+        config = parity.their_model(**of).config
         form, text = model_folder._FORMS[config.model_type], json.dumps(config.to_dict())
         declared = declarations.parse(text, form.DECLARATION, place="", remedy="")
-        sizes = form.read_sizes(declared, self.folder)
-        self.assertEqual((sizes["vocab_size"], sizes["max_length"]), (vocab, 512))
-        for suffix in ("ForMaskedLM", "Model"):
-            with torch.device("meta"):
-                state = getattr(parity.transformers(), name + suffix)(config).state_dict()
-            shapes = {key: tuple(one.shape) for key, one in state.items()}
-            found = form.their_shapes(declared, has_head=suffix != "Model")
-            if suffix == "Model":
-                found = {key.partition(".")[2]: shape for key, shape in found.items()}
-            aliases = {key for key in shapes if key.startswith("pooler.") or ".decoder." in key}
-            self.assertEqual(found.keys(), shapes.keys() - aliases - {"embeddings.position_ids"})
-            self.assertEqual(found, {key: shapes[key] for key in found})
+        state = getattr(parity.transformers(), of["name"] + suffix)(config).state_dict()
+        shapes = {key: tuple(one.shape) for key, one in state.items()}
+        found = form.their_shapes(declared, has_head=suffix != "Model")
+        if suffix == "Model":
+            found = {key.partition(".")[2]: shape for key, shape in found.items()}
+        aliases = {key for key in shapes if key.startswith("pooler.") or ".decoder." in key}
+        self.assertEqual(found.keys(), shapes.keys() - aliases - {"embeddings.position_ids"})
+        self.assertEqual(found, {key: shapes[key] for key in found})
 
     @parameterized.product(of=(CLASSES[0], BERT), num_parts=(1, 2))
     def test_pytorch_model_bin(self, of, num_parts):

@@ -1,23 +1,27 @@
 """The modelling file of our own form, by `trust_remote_code`, against the encoder."""
 
 import dataclasses
-import functools
 from typing import Any
 from unittest import mock
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
 from tests.interop.model_folder_test import GATED, OTHERS
 from tests.interop.task_heads_parity_test import LABELS, batch_of, head_of
-from tests.interop.xlm_roberta_parity_test import HAS_TORCH, texts, transformers
+from tests.interop.xlm_roberta_parity_test import (
+    HAS_TORCH,
+    logits_of,
+    states_of,
+    texts,
+    transformers,
+)
 from tests.interop.xlm_roberta_test import LENGTH, VOCAB, FolderTest, params_of, tokenizer
 from tests.models import encoder_test
 from xlm.interop import model_folder
 from xlm.interop.task_heads import SEQUENCES, SPANS, TOKENS
-from xlm.models.encoder import Encoder, EncoderSettings, output_table
+from xlm.models.encoder import Encoder, EncoderSettings
 from xlm.models.heads import ClassificationHead, SpanHead, TaggingHead
 from xlm.models.segments import segment_mask
 from xlm.models.transformer import Context
@@ -27,15 +31,6 @@ BLOCKS = [
     dataclasses.replace(blocks, vocab_size=VOCAB, max_length=LENGTH)
     for blocks in (encoder_test.MODERN, encoder_test.RMS)
 ]
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def states_of(settings: EncoderSettings, params: Any, tokens: jax.Array, is_text: jax.Array):
-    positions = jnp.broadcast_to(jnp.arange(LENGTH), tokens.shape)
-    return Encoder(settings).apply(
-        {"params": params}, tokens, is_text.astype(jnp.int32), positions, deterministic=True,
-        method="encode",
-    )  # fmt: skip
 
 
 @absltest.skipUnless(HAS_TORCH, "torch and transformers are not installed")
@@ -76,10 +71,7 @@ class ModelingTest(FolderTest):
         )  # fmt: skip
         states = states_of(settings, params, tokens, is_text)
         self.assert_close(states, found.hidden_states[-1], is_text)
-        predict = functools.partial(Encoder(settings).apply, {"params": params}, method="predict")
-        table, bias = output_table(params)
-        logits = np.asarray(predict(states)) @ np.asarray(table).T + np.asarray(bias)
-        self.assert_close(logits, found.logits, is_text)
+        self.assert_close(logits_of(settings, params, states), found.logits, is_text)
 
     @parameterized.parameters(True, False)
     def test_cross_attention(self, is_causal):

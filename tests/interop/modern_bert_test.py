@@ -2,21 +2,24 @@
 
 import dataclasses
 import functools
+import io
 import json
 from typing import Any
 
 import jax
 import numpy as np
 import sentencepiece as spm
+import tokenizers
 from absl.testing import absltest, parameterized
 from safetensors.numpy import load_file, save_file
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
 
 from tests.interop import xlm_roberta_parity_test as parity
 from tests.interop.xlm_roberta_test import VOCAB, FolderTest, params_of, tokenizer
 from vocap.settings import SPECIALS
 from xlm.common import artifacts
 from xlm.interop import huggingface, model_folder, vocabulary
-from xlm.models.encoder import Encoder, EncoderSettings
+from xlm.models.encoder import EncoderSettings
 
 LENGTH = 200  # beyond the window on both sides
 CONFIG = {
@@ -29,26 +32,6 @@ SETTINGS = EncoderSettings(
     max_length=256, norm_position="pre", position="rotary", rotary_theta=160_000.0, mlp="geglu",
     norm="layer_no_bias", bias=False, first_norm=False, local_window=16, global_every=3,
 )  # fmt: skip
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def ours(params, settings: EncoderSettings, tokens, segments, positions):
-    """Hidden states [B, L, D] and logits [B, L, V], the latter of a model with a head."""
-    apply = functools.partial(Encoder(settings).apply, {"params": params})
-    hidden = apply(tokens, segments, positions, deterministic=True, method="encode")
-    if "head" not in params:
-        return hidden, hidden
-    table, bias = model_folder.table_of(params)
-    return hidden, apply(hidden, method="predict") @ table.T + bias[None, None]
-
-
-def theirs(model, tokens: np.ndarray, is_text: np.ndarray):
-    import torch
-
-    inputs = torch.tensor(tokens.astype(np.int64)), torch.tensor(is_text.astype(np.int64))
-    with torch.no_grad():
-        out = model(inputs[0], attention_mask=inputs[1], output_hidden_states=True)
-    return out.hidden_states[-1].numpy(), getattr(out, "logits", out[0]).numpy()
 
 
 def texts() -> tuple[np.ndarray, np.ndarray]:
@@ -74,9 +57,10 @@ def their_model(name: str = "ForMaskedLM", **changes: Any):
 class ParityTest(FolderTest):
     def assert_agree(self, model, params, settings: EncoderSettings, atol: float):
         tokens, is_text = texts()
-        positions = np.broadcast_to(np.arange(LENGTH), tokens.shape)
-        found = ours(params, settings, tokens, is_text.astype(np.int32), positions)
-        for mine, other in zip(found, theirs(model, tokens, is_text), strict=True):
+        states = parity.states_of(settings, params, tokens, is_text)
+        logits = parity.logits_of(settings, params, states) if "head" in params else states
+        hidden, their_logits = parity.theirs(model, tokens, is_text)
+        for mine, other in ((states, hidden[-1]), (logits, their_logits)):
             self.assertGreater(other[is_text].std(), 0.3)
             np.testing.assert_allclose(np.asarray(mine)[is_text], other[is_text], atol, atol)
 
@@ -115,24 +99,6 @@ class ParityTest(FolderTest):
             params["layers"]["attention_norm"]["scale"][0] = 1  # of no effect, and not written
             self.assert_same_bits(read, params)
 
-    @parameterized.parameters((768, 12), (384, 6))
-    def test_published_shapes(self, width: int, heads: int):
-        import torch
-
-        settings = dataclasses.replace(
-            SETTINGS, vocab_size=256_000, embedding_size=width, hidden_size=width, num_heads=heads,
-            num_layers=22, mlp_size=1152, max_length=8192, local_window=128,
-        )  # fmt: skip
-        sizes = dataclasses.asdict(settings)
-        shapes = model_folder.parameters.shapes(sizes)
-        found = model_folder.modern_bert.their_shapes(shapes, has_head=True)
-        config = model_folder.modern_bert.MODERN_BERT.config(sizes)
-        library = parity.transformers()
-        with torch.device("meta"):
-            model = library.ModernBertForMaskedLM(library.ModernBertConfig(**config))
-        expected = {name: tuple(x.shape) for name, x in model.named_parameters()}
-        self.assertEqual(found, expected)
-
 
 class RefusedTest(FolderTest):
     @parameterized.parameters(
@@ -144,18 +110,14 @@ class RefusedTest(FolderTest):
         ({"intermediate_size": 25}, "must be .* by config.json"),
     )  # fmt: skip
     def test_settings(self, change: dict, message: str):
-        sizes = dataclasses.asdict(SETTINGS)
-        self.folder.mkdir()
-        model_folder.write_model(self.folder, params_of(SETTINGS), sizes, tokenizer())
+        self.write_ours(SETTINGS)
         path = self.folder / "config.json"
         artifacts.write_json(path, artifacts.read_json(path) | change)
         with self.assertRaisesRegex(ValueError, message):
             model_folder.read_model(self.folder)
 
     def test_an_untied_head(self):
-        self.folder.mkdir()
-        sizes = dataclasses.asdict(SETTINGS)
-        model_folder.write_model(self.folder, params_of(SETTINGS), sizes, tokenizer())
+        self.write_ours(SETTINGS)
         tensors = load_file(self.folder / "model.safetensors")
         tensors["decoder.weight"] = tensors["model.embeddings.tok_embeddings.weight"] + 1
         save_file(tensors, self.folder / "model.safetensors")
@@ -163,9 +125,7 @@ class RefusedTest(FolderTest):
             model_folder.read_model(self.folder)
 
     def test_another_models_settings(self):
-        model_folder.write_model(
-            self.folder, params_of(SETTINGS), dataclasses.asdict(SETTINGS), tokenizer()
-        )
+        self.write_ours(SETTINGS)
         run = dataclasses.asdict(SETTINGS) | {"global_every": 2, "mlp": "swiglu"}
         with self.assertRaisesRegex(
             ValueError, "model.mlp: .*\n.*model.global_every: there 3, now 2"
@@ -193,8 +153,6 @@ LINES = [
 @functools.cache
 def gemma() -> tuple[bytes, dict[str, Any]]:
     """A SentencePiece model as Gemma's, and the tokenizer.json that `transformers` makes of it."""
-    import io
-
     model = io.BytesIO()
     spm.SentencePieceTrainer.train(
         sentence_iterator=iter(["the thing and the other thing, that is this"] * 50),
@@ -207,41 +165,22 @@ def gemma() -> tuple[bytes, dict[str, Any]]:
     processor = spm.SentencePieceProcessor(model_proto=model.getvalue())
     ids = {processor.id_to_piece(i): i for i in range(len(processor))}
     merges = [
-        ((processor.get_score(i), n, len(piece) - n), [piece[:n], piece[n:]])
+        ((processor.get_score(i), n, len(piece) - n), (piece[:n], piece[n:]))
         for piece, i in ids.items()
         for n in range(1, len(piece))
         if not processor.is_byte(i) and piece[:n] in ids and piece[n:] in ids
     ]
-    added = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", *SYMBOLS]
-    options = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    return model.getvalue(), {
-        "version": "1.0", "truncation": None, "padding": None, "decoder": None,
-        "added_tokens": [
-            {"id": ids[one], "content": one, "special": one not in SYMBOLS, **options}
-            for one in added
-        ],
-        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
-        "pre_tokenizer": {
-            "type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious",
-            "invert": False,
-        },
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [{"SpecialToken": {"id": "<bos>", "type_id": 0}},
-                       {"Sequence": {"id": "A", "type_id": 0}},
-                       {"SpecialToken": {"id": "<eos>", "type_id": 0}}],
-            "pair": [],
-            "special_tokens": {
-                one: {"id": one, "ids": [ids[one]], "tokens": [one]} for one in ("<bos>", "<eos>")
-            },
-        },
-        "model": {
-            "type": "BPE", "vocab": ids, "byte_fallback": True, "fuse_unk": True,
-            "unk_token": "<unk>", "dropout": None, "continuing_subword_prefix": None,
-            "end_of_word_suffix": None, "ignore_merges": False,
-            "merges": [pair for _, pair in sorted(merges, reverse=True)],
-        },
-    }  # fmt: skip
+    made = tokenizers.Tokenizer(models.BPE(
+        ids, [pair for _, pair in sorted(merges, reverse=True)], unk_token="<unk>", fuse_unk=True,
+        byte_fallback=True,
+    ))  # fmt: skip
+    made.normalizer = normalizers.Replace(" ", BLANK)
+    made.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    ends = [(one, ids[one]) for one in ("<bos>", "<eos>")]
+    made.post_processor = processors.TemplateProcessing("<bos> $A <eos>", special_tokens=ends)
+    made.add_special_tokens(["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"])
+    made.add_tokens([AddedToken(one, normalized=False) for one in SYMBOLS])
+    return model.getvalue(), json.loads(made.to_str())
 
 
 class TokenizerTest(FolderTest):
@@ -269,8 +208,6 @@ class TokenizerTest(FolderTest):
 
     def test_an_export_has_the_original_tokens(self):
         """By `AutoTokenizer`, of what was imported, with the names of special tokens changed."""
-        import tokenizers
-
         value = gemma()[1]
         self.write(value)
         model = vocabulary.sentencepiece_model(self.folder)

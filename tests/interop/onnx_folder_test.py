@@ -1,7 +1,6 @@
 """model.onnx of model folders in onnxruntime against the encoder, where PyTorch is installed."""
 
 import dataclasses
-import functools
 import importlib.util
 import sys
 from unittest import mock
@@ -11,14 +10,14 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from tests.interop.model_folder_test import GATED
-from tests.interop.modeling_test import BLOCKS, states_of
+from tests.interop.modeling_test import BLOCKS
 from tests.interop.task_heads_parity_test import LABELS, batch_of, head_of
-from tests.interop.xlm_roberta_parity_test import texts
+from tests.interop.xlm_roberta_parity_test import logits_of, states_of, texts
 from tests.interop.xlm_roberta_test import LENGTH, SETTINGS, VOCAB, FolderTest, params_of, tokenizer
 from xlm.common import artifacts
 from xlm.interop import model_folder, onnx_folder
 from xlm.interop.task_heads import SEQUENCES
-from xlm.models.encoder import Encoder, EncoderSettings, output_table
+from xlm.models.encoder import Encoder, EncoderSettings
 from xlm.models.heads import ClassificationHead
 
 # Distances at the edges of buckets, whose logarithms are whole numbers.
@@ -62,10 +61,7 @@ class OnnxTest(FolderTest):
     def test_logits(self):
         params, (tokens, is_text) = self.write(SETTINGS), texts(pad_id=1)
         onnx_folder.convert(self.folder, by_head=True)
-        states = states_of(SETTINGS, params, tokens, is_text)
-        table, bias = output_table(params)
-        predict = functools.partial(Encoder(SETTINGS).apply, {"params": params}, method="predict")
-        logits = np.asarray(predict(states)) @ np.asarray(table).T + np.asarray(bias)
+        logits = logits_of(SETTINGS, params, states_of(SETTINGS, params, tokens, is_text))
         self.assertNotIn(b"onnx_folder.py", (self.folder / "model.onnx").read_bytes())
         found = self.run_onnx(tokens, is_text)
         self.assertEqual(found.shape, (*tokens.shape, VOCAB))

@@ -1,6 +1,5 @@
 """Folders for sentence-transformers against `xlm.Encoder`, where that library is installed."""
 
-import dataclasses
 import importlib.util
 import warnings
 from unittest import mock
@@ -10,9 +9,9 @@ from absl.testing import absltest, parameterized
 
 from tests.interop.model_folder_test import GATED
 from tests.interop.xlm_roberta_parity_test import transformers
-from tests.interop.xlm_roberta_test import SETTINGS, FolderTest, params_of, tokenizer
+from tests.interop.xlm_roberta_test import SETTINGS, FolderTest
 from xlm.experiment.encoder import Encoder
-from xlm.interop import model_folder, sentence_folder
+from xlm.interop import sentence_folder
 
 TEXTS = ["the thing", "", "  a   \t b ", "unknown \U0001f642 thing", "cut because it is so long"]
 HAS_LIBRARY = importlib.util.find_spec("sentence_transformers")
@@ -30,8 +29,7 @@ class SentenceFolderTest(FolderTest):
 
         cache = str(self.folder.parent / "modules")
         self.enter_context(mock.patch.object(dynamic_module_utils, "HF_MODULES_CACHE", cache))
-        sizes = dataclasses.asdict(settings)
-        model_folder.write_model(self.folder, params_of(settings), sizes, tokenizer())
+        self.write_ours(settings)
         sentence_folder.add(self.folder)
         model = SentenceTransformer(
             str(self.folder), device="cpu", trust_remote_code=settings is GATED
@@ -43,8 +41,7 @@ class SentenceFolderTest(FolderTest):
         self.assertGreater(np.abs(found[0]).max(), 0.1)
 
     def test_refused_without_a_tokenizer(self):
-        sizes = dataclasses.asdict(SETTINGS)
-        model_folder.write_model(self.folder, params_of(SETTINGS), sizes, tokenizer())
+        self.write_ours()
         (self.folder / "tokenizer.json").unlink()
         with self.assertRaisesRegex(ValueError, "needs a tokenizer.json; leave it out"):
             sentence_folder.add(self.folder)

@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 from absl.testing import parameterized
 
-from tests import commands, tiny_tasks, tiny_translation
-from tests.folders import FolderTest
+from tests import tiny_tasks, tiny_translation
+from tests.cli.export_tuned_test import ExportCase
 from tests.interop.xlm_roberta_parity_test import HAS_TORCH
 from vocap.settings import EOS_ID
 from xlm.common import artifacts
@@ -47,13 +47,7 @@ def run(norm_position: str, beams: int) -> pathlib.Path:
     return folder
 
 
-class TranslationFolderTest(FolderTest):
-    def export(self, workdir: pathlib.Path, *flags: str) -> Any:
-        self.output = self.folder / "out"
-        return commands.execute(
-            "export_model", f"--workdir={workdir}", f"--output={self.output}", *flags
-        )
-
+class TranslationFolderTest(ExportCase):
     @parameterized.parameters(("pre", 4), ("post", 1))
     @unittest.skipUnless(HAS_TORCH, "torch and transformers are not installed")
     def test_both_libraries_translate_as_the_run(self, norm_position, beams):
@@ -134,10 +128,7 @@ class TranslationFolderTest(FolderTest):
         config = tiny_translation.config(**{"translation__output_head": False, **overrides})
         workdir = self.folder / "run"
         tiny_tasks.run(config, workdir)
-        result = self.export(workdir)
-        self.assertEqual(result.returncode, 2)
-        self.assertRegex(result.stderr, error)
-        self.assertFalse(self.output.exists())
+        self.assert_refused(error, workdir)
         self.assertRegex(self.export(workdir, "--format=onnx").stderr, "has no place for a decoder")
 
     def test_a_decoder_without_a_head_needs_outputs_as_wide_as_the_embeddings(self):

@@ -26,7 +26,7 @@ from tests.interop.xlm_roberta_test import (
 from vocap import merge
 from xlm.common import artifacts
 from xlm.interop import model_folder
-from xlm.models.encoder import Encoder, EncoderSettings
+from xlm.models.encoder import Encoder, EncoderSettings, output_table
 
 HAS_TORCH = all(map(importlib.util.find_spec, ("torch", "transformers")))
 
@@ -91,7 +91,20 @@ def ours(params, settings: EncoderSettings, tokens, is_text) -> tuple[list[jax.A
     return hidden, model.apply(variables, hidden[-1], method="predict") @ table.T + bias[None, None]
 
 
-encode = jax.jit(functools.partial(Encoder(SETTINGS).apply, deterministic=True, method="encode"))
+@functools.partial(jax.jit, static_argnums=0)
+def states_of(settings: EncoderSettings, params, tokens, is_text) -> jax.Array:
+    """Last hidden states [B, L, D]."""
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    return Encoder(settings).apply(
+        {"params": params}, tokens, is_text.astype(jnp.int32), positions, deterministic=True,
+        method="encode",
+    )  # fmt: skip
+
+
+def logits_of(settings: EncoderSettings, params, states: jax.Array) -> np.ndarray:
+    table, bias = map(np.asarray, output_table(params))
+    predict = functools.partial(Encoder(settings).apply, {"params": params}, method="predict")
+    return np.asarray(predict(states)) @ table.T + bias
 
 
 def theirs(model, tokens, is_text) -> tuple[list[np.ndarray], np.ndarray]:
@@ -103,7 +116,7 @@ def theirs(model, tokens, is_text) -> tuple[list[np.ndarray], np.ndarray]:
             attention_mask=torch.tensor(is_text.astype(np.int64)),
             output_hidden_states=True,
         )
-    return [x.numpy() for x in out.hidden_states], out.logits.numpy()
+    return [x.numpy() for x in out.hidden_states], getattr(out, "logits", out[0]).numpy()
 
 
 @absltest.skipUnless(HAS_TORCH, "torch and transformers are not installed")
@@ -184,8 +197,7 @@ class ParityTest(FolderTest):
                 for one in (encoder, written.eval())
             )
         np.testing.assert_allclose(again[is_text], expected[is_text], atol=1e-4)
-        positions = np.broadcast_to(np.arange(LENGTH), tokens.shape)
-        found = encode({"params": params}, tokens, is_text.astype(np.int32), positions)
+        found = states_of(SETTINGS, params, tokens, is_text)
         np.testing.assert_allclose(np.asarray(found)[is_text], expected[is_text], atol=1e-4)
 
     def test_the_tokenizer_is_exported_with_it(self):

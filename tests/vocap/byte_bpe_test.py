@@ -15,7 +15,7 @@ from vocap import byte_bpe, byte_tokens, pretokens, union
 from vocap.allocation import language_probabilities
 from vocap.building import build_vocabulary
 from vocap.segmentation import gini
-from vocap.settings import SPECIALS, VocabularySettings
+from vocap.settings import VocabularySettings
 
 LANGUAGES = ("cy", "hi", "sw", "th")
 SETTINGS = VocabularySettings(target_size=600)
@@ -123,18 +123,6 @@ class TrainTest(parameterized.TestCase):
         self.assertEqual(found, {"cd": ("c", "d"), "ab": ("a", "b"), "bcd": ("b", "cd")})
         # Of equal pairs the first is merged.
         self.assertEqual(byte_tokens.merge_pairs(["aa", "aaa"])["aaa"], ("aa", "a"))
-
-    def test_counts_are_those_of_the_tokenizer(self):
-        tokens, scores = trained()
-        for language in LANGUAGES:
-            text = [*sentences(language), *HARD[:-3]]
-            ids = loaded().encode_batch(text)
-            expected = np.bincount([i for one in ids for i in one.ids], minlength=600)
-            order = np.random.default_rng(0).permutation(len(tokens))  # which does not matter
-            moved = [tokens[i] for i in order]
-            counts = byte_bpe.segmented_counts(moved, scores[order], byte_bpe.count(text))
-            np.testing.assert_array_equal(counts[:-1], expected[len(SPECIALS) :][order])
-            self.assertEqual(counts[-1], 0)
 
     def test_parity_brings_the_costs_of_languages_closer(self):
         args = tables(), shares(), {one: byte_bpe.count(sentences(one)[1::2]) for one in LANGUAGES}

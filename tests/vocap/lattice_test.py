@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import numpy as np
 from absl.testing import parameterized
 
-from tests.vocap.texts import assert_same
 from vocap import lattice, pretokens
 from vocap.settings import MAX_PIECE_LENGTH
 
@@ -180,41 +179,6 @@ class BestPathsTest(parameterized.TestCase):
     def test_a_run_of_excluded_characters_is_these_characters(self):
         problem = Problem(["a", "b", "c", "bc"], np.array([-1, -np.inf, -1, -1, -9]), ["bab"], [1])
         self.assertEqual(self.paths(problem), [[1, 0, 1]])
-
-
-class KeepTest(parameterized.TestCase):
-    def test_is_the_lattice_of_the_pieces_kept(self):
-        problem = random_problem(0, num_pieces=60)
-        rng = np.random.default_rng(0)
-        stays = (problem.lengths == 1) | (rng.random(len(problem.lengths)) < 0.5)
-        # Not only fewer pieces, but in another order.
-        order = rng.permutation(np.flatnonzero(stays[:-1]))
-        new_ids = np.full(len(stays), -1)
-        new_ids[order] = np.arange(len(order))
-        new_ids[-1] = len(order)
-        kept = problem.lattice.keep(new_ids)
-        expected = dataclasses.replace(problem, pieces=[problem.pieces[i] for i in order]).lattice
-        assert_same(kept, expected)
-
-
-class ChangedCountsTest(parameterized.TestCase):
-    def change(self, arcs, weights, scores, paths, affected, counts):
-        lattice.changed_counts(
-            arcs.offsets, arcs.begins, arcs.arcs, weights, scores, paths.pieces, paths.offsets,
-            affected, counts,
-        )  # fmt: skip
-
-    def test_only_affected_runs_are_segmented_again(self):
-        problem = random_problem(0, num_pieces=60)
-        arcs = problem.lattice
-        paths = arcs.best_paths(problem.scores)
-        scores = np.roll(problem.scores, 7)
-        for chosen in (np.zeros(25, bool), np.arange(25) % 2 == 0):
-            counts = paths.counts(problem.weights, len(scores))
-            self.change(arcs, problem.weights, scores, paths, chosen, counts)
-            old = paths.counts(problem.weights * ~chosen, len(scores))
-            new = arcs.best_paths(scores).counts(problem.weights * chosen, len(scores))
-            np.testing.assert_allclose(counts, old + new, rtol=1e-9, atol=1e-9)
 
 
 class SecondBestTest(parameterized.TestCase):

@@ -112,11 +112,6 @@ class WriteModelTest(parameterized.TestCase):
         np.testing.assert_array_equal(scores * 1024 % 1, 0)
         self.assertEqual(np.cumsum(scores.astype(np.float32))[-1], scores.sum())
 
-    def test_the_order_of_the_pieces_does_not_matter(self):
-        order = np.random.default_rng(1).permutation(len(self.pieces))
-        shuffled = [self.pieces[i] for i in order]
-        self.assertEqual(merge.write_model(shuffled, self.log_probs[order]), self.model)
-
     def test_normalises_as_a_trained_unigram_model(self):
         trained = io.BytesIO()
         spm.SentencePieceTrainer.train(

@@ -148,27 +148,3 @@ class NestedTest(parameterized.TestCase):
         found = train(sentences, range(1, 40), max_piece_length=5)
         self.assertEqual(strings(found)[-1][:2], ["\u2581abcd", "\u2581efgh"])
         self.assert_valid(found, pretokens.count_pretokens(sentences))
-
-
-class MixtureTest(parameterized.TestCase):
-    tables = {language: table_of(language) for language in ("de", "ru")}
-
-    @parameterized.parameters(0.5, 0.01)
-    def test_counts_are_those_of_the_best_segmentation(self, share):
-        mixed = pretokens.mixture(self.tables, {"de": share, "ru": 1 - share})
-        found = nested.train(mixed, range(50, 2000, 150), **OPTIONS)
-        for vocabulary in found.vocabularies:
-            self.assertGreater(vocabulary.counts.min(), -1e-6)
-        NestedTest.assert_valid(self, found, mixed)
-
-    def test_in_their_own_shares_the_mixture_is_the_text(self):
-        shares = {name: table.num_bytes for name, table in self.tables.items()}
-        mixed = pretokens.mixture(self.tables, shares)
-        sizes = range(100, 2000, 300)
-        found = nested.train(mixed, sizes, **OPTIONS)
-        expected = train(sentences_of("de") + sentences_of("ru"), sizes)
-        self.assertEqual(sizes_of(found), sizes_of(expected))
-        for a, b in zip(strings(found), strings(expected), strict=True):
-            self.assertGreater(len(set(a) & set(b)) / len(set(a) | set(b)), 0.97)
-        for a, b in zip(found.vocabularies, expected.vocabularies, strict=True):
-            self.assertLess(relative_error(a.counts @ a.log_probs, b.counts @ b.log_probs), 1e-3)

@@ -12,7 +12,6 @@ from absl.testing import parameterized
 from tests.folders import FolderTest
 from tests.vocap.texts import CORPUS, assert_same
 from vocap import pretoken_tables, pretokens
-from vocap.text_rules import TextRules
 
 CORPORA = [(CORPUS / f"{one}.txt").read_text(encoding="utf-8") for one in ("en", "hi", "zh")]
 ODD = ["odd \x85\x00\u2028 characters", "\U00020000\uffee", "", "  ", "It's", "\uff29t's"]
@@ -62,13 +61,6 @@ class FormatTest(_FolderTest):
         with mock.patch("time.time", return_value=1e9):
             self.assertEqual(self.table_of(shuffled, "second.gz").read_bytes(), first)
         self.assertNotEqual(self.table_of(TEXT[1:], "third.gz").read_bytes(), first)
-
-    def test_no_run_can_hold_what_ends_a_line_or_a_field(self):
-        characters = [chr(c) for c in itertools.chain(range(0x3100), range(0xF900, 0x10400))]
-        sentences = [f"a{c}b" for c in characters if not 0xD800 <= ord(c) < 0xE000]
-        self.assertNoCommonElements(
-            "\t\n", set("".join(TextRules().processor().normalize(sentences)))
-        )
 
 
 class MergeTest(_FolderTest):
@@ -220,20 +212,6 @@ class HeldOutTest(_FolderTest):
         # Seeds choose independently.
         a, b = (set(pretoken_tables.HeldOut(0.1, seed).split(sentences)[1]) for seed in (0, 1))
         self.assertAlmostEqual(len(a & b), 100, delta=60)
-
-    @parameterized.parameters(100, 10**6)
-    def test_both_tables_are_those_of_their_text(self, max_runs):
-        heldout = pretoken_tables.HeldOut(0.3)
-        kept, aside = heldout.split(TEXT)
-        out, out_aside = self.folder / "kept", self.folder / "aside"
-        with mock.patch.object(pretoken_tables, "_BATCH_SENTENCES", 20):
-            sizes = pretoken_tables.count_split(iter(TEXT), heldout, out, out_aside, max_runs)
-        self.assertEqual(out.read_bytes(), self.table_of(kept, "1").read_bytes())
-        self.assertEqual(out_aside.read_bytes(), self.table_of(aside, "2").read_bytes())
-        for size, path in zip(sizes, (out, out_aside), strict=True):
-            self.assertEqual(size.num_sentences, pretoken_tables.read_table(path).num_sentences)
-            self.assertGreater(size.num_runs, 0)
-        self.assertEqual(self.files(), ["1", "2", "aside", "kept"])
 
 
 class FaultsTest(_FolderTest):

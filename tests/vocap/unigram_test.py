@@ -9,8 +9,7 @@ import numpy as np
 import sentencepiece as spm
 from absl.testing import parameterized
 
-from tests.folders import FolderTest
-from tests.vocap.texts import assert_same, made_up
+from tests.vocap.texts import made_up
 from vocap import lattice, model_proto, pretokens, unigram
 from vocap.settings import TrainerSettings
 
@@ -167,16 +166,3 @@ class TrainerSettingsTest(parameterized.TestCase):
         message = "coverage is 0.9; SentencePiece takes 0.98 or more, vocab.trainer = nested"
         with self.assertRaisesRegex(ValueError, message):
             dataclasses.replace(SETTINGS, character_coverage=0.9, trainer="sentencepiece")
-
-
-class FileTest(FolderTest):
-    @parameterized.parameters([(40,)], [(40, 60, 90)])
-    def test_what_is_read_is_what_was_written(self, sizes):
-        settings = dataclasses.replace(SETTINGS, sizes=sizes, character_coverage=1.0)
-        written = unigram.train_vocabularies(pretokens.count_pretokens(made_up_text()), settings)
-        self.assertIn("\u6587", written.curve.pieces)
-        unigram.write_vocabularies(self.folder / "a.npz", written)
-        read = unigram.read_vocabularies(self.folder / "a.npz")
-        assert_same(read, written)
-        unigram.write_vocabularies(self.folder / "b.npz", read)
-        self.assertEqual((self.folder / "a.npz").read_bytes(), (self.folder / "b.npz").read_bytes())

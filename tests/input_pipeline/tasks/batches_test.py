@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 from absl.testing import parameterized
 
-from input_pipeline.tasks.batches import EXAMPLES, FeatureStream, length_batches, padding_ratio
+from input_pipeline.tasks.batches import FeatureStream, length_batches, padding_ratio
 from input_pipeline.tasks.features import QuestionFeature, TaggedFeature, TextFeature
 
 PAD = 1
@@ -70,30 +70,7 @@ class FeatureStreamTest(parameterized.TestCase):
         self.assertLess(np.ptp(lengths, axis=1).max(), 4)
         self.assertGreater(np.abs(np.diff(lengths.mean(axis=1))).mean(), 4)
 
-    def test_epochs_and_seeds_make_other_batches(self):
-        features = [text(i, 2 + i) for i in range(800)]  # sorted, they would always be the same
-
-        def batches(seed: int, epoch: int) -> list[frozenset]:
-            stream = FeatureStream(features, 8, (1000,), seed, PAD)
-            steps = range(100 * epoch, 100 * epoch + 100)
-            return [frozenset(numbers(stream.batch(step))) for step in steps]
-
-        for other in (batches(0, 1), batches(1, 0)):
-            self.assertLess(len(set(batches(0, 0)) & set(other)), 5)
-            same_place = zip(batches(0, 0), other, strict=True)
-            self.assertLess(sum(len(a & b) for a, b in same_place), 40)
-
-    def test_a_batch_says_what_it_is(self):
-        one, two = self.stream(100, 8), self.stream(100, 8)
-        for step in (40, 0, 13):
-            self.assertEqual(
-                one.describe_batch(step), [("feature", i) for i in numbers(two.batch(step))]
-            )
-        self.assertEqual((one.kind(5), one.step_values(5)), (EXAMPLES, {}))
-
     def test_what_cannot_be(self):
-        with self.assertRaisesRegex(ValueError, "batch of 8 rows does not divide into 3"):
-            self.stream(9, 8).batch(0, 0, 3)
         with self.assertRaisesRegex(ValueError, "no examples for batches"):
             FeatureStream([], 8, BUCKETS, 0, PAD)
         with self.assertRaisesRegex(ValueError, "has 25 tokens, the last bucket 24"):

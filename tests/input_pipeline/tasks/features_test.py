@@ -76,18 +76,6 @@ class TextFeaturesTest(parameterized.TestCase):
         positions = arrays["positions"][: sum(sizes)]
         np.testing.assert_array_equal(positions, [*range(sizes[0]), *range(sizes[1])])
 
-    def test_arrays(self):
-        one, score, without = self.features(("ab", None, 2), ("ab", None, 2.5), ("a", "b", None))
-        arrays = one.arrays(9, SPECIAL.pad)
-        size = len(one.tokens)
-        np.testing.assert_array_equal(arrays["tokens"], [*one.tokens, *[SPECIAL.pad] * (9 - size)])
-        np.testing.assert_array_equal(arrays["segments"], [1] * size + [0] * (9 - size))
-        np.testing.assert_array_equal(arrays["positions"], np.arange(9))
-        self.assertEqual({array.dtype for array in arrays.values()}, {np.dtype(np.int32)})
-        label = score.arrays(9, 1)["labels"]
-        self.assertEqual((label.dtype, label.shape, label), (np.float32, (), 2.5))
-        self.assertNotIn("labels", without.arrays(9, 1))
-
 
 class TaggingFeaturesTest(parameterized.TestCase):
     def features(
@@ -140,11 +128,6 @@ class TaggingFeaturesTest(parameterized.TestCase):
         untagged = self.features(["gh", "ab"], tagged=False)[0]
         self.assertEqual(untagged.num_words, 2)
         np.testing.assert_array_equal(untagged.arrays(8, 1)["tags"], [-1] * 8)
-
-    def test_a_word_is_encoded_as_after_a_space(self):
-        feature = self.features(["ab", "กา"])[0]
-        expected = [PROCESSOR.piece_to_id(piece) for piece in ("▁ab", "▁กา")]
-        np.testing.assert_array_equal(feature.tokens, BOS + expected + EOS)
 
 
 def translations(*pairs: tuple, max_length: int = 20, language: str = "de"):

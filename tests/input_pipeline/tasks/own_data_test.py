@@ -200,7 +200,3 @@ class HeldOutTest(absltest.TestCase):
         ):
             with self.assertRaisesRegex(ValueError, message):
                 self.out({"en": some}, share)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -1,7 +1,6 @@
 """Pairs on disk against pairs in memory: equal batches, resumed builds, tags; large files."""
 
 import itertools
-import unittest
 from unittest import mock
 
 import numpy as np
@@ -140,7 +139,3 @@ class LargeFileTest(folders.FolderTest):
                 self.assertRaisesRegex(ValueError, message),
             ):
                 list(files.numbered_lines(path))
-
-
-if __name__ == "__main__":
-    unittest.main()
