@@ -1,6 +1,7 @@
-"""Python on pages that explain: the objective of docs/own_objective.md, docs/output_layer.md."""
+"""Python on pages that explain, and the examples in docstrings."""
 
 import contextlib
+import doctest
 import io
 import re
 import sys
@@ -8,11 +9,14 @@ import types
 from unittest import mock
 
 import numpy as np
+from absl.testing import parameterized
 
+from knn_sampling import blockwise, softmax
 from tests import folders, pages
 from tests.training import program_test
 from xlm.experiment import experiment, objectives, schema, streams
 from xlm.experiment import model as builders
+from xlm.training import row_adamw
 from xlm.training.loop import train
 from xlm.training.metrics import read_metrics
 
@@ -69,3 +73,11 @@ class PagesTest(folders.FolderTest):
             exec(code, {})
         said = re.findall(r"# ([0-9.]+) nats", code)
         self.assertEqual(f"{float(printed.getvalue()):.2f}", *said)
+
+
+class DoctestsTest(parameterized.TestCase):
+    @parameterized.parameters(blockwise, softmax, row_adamw)
+    def test_examples(self, module):
+        found = doctest.testmod(module)
+        self.assertGreater(found.attempted, 0)
+        self.assertEqual(found.failed, 0)
