@@ -232,8 +232,7 @@ class VocabularyTest(folders.FolderTest):
 
     @parameterized.parameters(
         (None, "/amounts.json: no such file; correct the path"),
-        ("[300.8, 2]", r"/amounts.json: its content .*; write one object, \{.en.: 300.8, ...\}"),
-        ("{}", r"/amounts.json: its content is \{\}, must be an object of length >= 1"),
+        ("{}", r"/amounts.json: its content is \{\}.*; write one object, \{.en.: 300.8, ...\}"),
         ('{"en": "300.8"}', '/amounts.json: en is "300.8", must be a number'),
         ('{"../en": 1}', "/amounts.json: a key of the object must be text without slashes"),
     )
@@ -282,8 +281,6 @@ class VocabularyTest(folders.FolderTest):
 
     @parameterized.parameters(
         ("{}", "the object lacks the field target_size; export it from the report.html"),
-        ('{"target_size": 6, "beta": 1, "sizes": {"en": true}}', "sizes.en is true, must be a who"),
-        ('{"target_size": 600, "beta": 0.7, "sizes": {}}', r"sizes is \{\}, must be an object of"),
         (
             '{"target_size": 700, "beta": 0.3, "sizes": {"en": 300}}',
             "is for target_size 700 and beta 0.3, the config has target_size 600 and beta 0.7; add "

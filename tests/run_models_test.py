@@ -41,13 +41,8 @@ def config(**changes) -> ConfigDict:
 
 def write_rows(folders: data_builders.Folders, tokenizer: bytes = TOKENIZER) -> PackedDataset:
     folders.rows.mkdir(parents=True)
-    length, rng = KEYS["store.length"], np.random.default_rng(0)
-    np.save(folders.rows / "aa.counts.npy", np.arange(VOCAB))
-    for split in ("train", "heldout"):
-        rows = rng.integers(5, VOCAB, (6, length)).astype(np.uint16)
-        np.save(folders.rows / f"aa.{split}.npy", rows)
-    one = {"rows": 6, "tokens": 96, "unknown": 0, "characters": 300}
-    statistics = {"aa": {"train": one, "heldout": one}}
+    length = KEYS["store.length"]
+    statistics = factories.write_rows(folders.rows, ["aa"], length, 6, 96, 300, VOCAB)
     return write_dataset(folders.workdir, tokenizer, VOCAB, length, statistics)
 
 
@@ -66,7 +61,7 @@ def write_run(folders: data_builders.Folders, settings: ConfigDict, dataset: Pac
     return objective, params
 
 
-class TestCase(parameterized.TestCase):
+class TestCase(folders.FolderTest):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
@@ -76,9 +71,6 @@ class TestCase(parameterized.TestCase):
         cls.objective, cls.params = write_run(cls.folders, config(), cls.dataset)
         # Each has a table of its own, so that none of these is taken for another.
         assert cls.objective.settings.embeddings == "disentangled"
-
-    def new_folder(self) -> pathlib.Path:
-        return pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "new"
 
 
 class InitialTest(TestCase):
@@ -327,9 +319,10 @@ class PretrainedTest(folders.FolderTest):
         config.output_layer.kind = "full"
         folders = data_builders.Folders(self.folder / "work")
         folders.rows.mkdir(parents=True)
-        np.save(folders.rows / "aa.counts.npy", np.arange(tiny_tasks.VOCAB))
         length, tokenizer = config.store.length, tiny_tasks.tokenizer()
-        statistics = factories.write_rows(folders.rows, ("aa",), length, 1, 1000, 3000)
+        statistics = factories.write_rows(
+            folders.rows, ["aa"], length, 1, 1000, 3000, tiny_tasks.VOCAB
+        )
         dataset = write_dataset(folders.workdir, tokenizer, tiny_tasks.VOCAB, length, statistics)
         data_builders.open_train_stage(config, folders).claim()
         with self.assertRaisesRegex(ValueError, "holds no checkpoint; run train.py"):

@@ -4,8 +4,6 @@ import collections
 import contextlib
 import io
 import json
-import pathlib
-import tempfile
 import warnings
 from unittest import mock
 
@@ -17,6 +15,7 @@ from absl.testing import absltest, parameterized
 from benchmarks import hostile_table, hostile_world, machine
 from benchmarks.step_results import FULL, KNN, NONE, Cell, Results, Row, goals, saved, tables
 from tests import commands
+from tests.folders import FolderTest
 
 train_step = commands.load("benchmarks.train_step")
 MODES, SIZES = (FULL, KNN, "blockwise"), (100, 200, 400)
@@ -56,11 +55,10 @@ class Stub:
         return 0.5
 
 
-class MeasureTest(absltest.TestCase):
+class MeasureTest(FolderTest):
     def setUp(self):
         super().setUp()
-        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        self.path = folder / "found.json"
+        self.path = self.folder / "found.json"
         self.enter_context(commands.parsed("benchmarks.train_step"))
         self.enter_context(mock.patch.object(train_step, "Case", Stub))
 
@@ -112,10 +110,9 @@ class GoalsTest(absltest.TestCase):
         self.assertIsNone(saved(results, KNN, 200, 8))
 
 
-class ReportTest(absltest.TestCase):
+class ReportTest(FolderTest):
     def test_a_table_is_printed_and_kept(self):
-        folder = self.enter_context(tempfile.TemporaryDirectory())
-        path = pathlib.Path(folder) / "found.json"
+        path = self.folder / "found.json"
         with contextlib.redirect_stdout(io.StringIO()) as shown:
             report = machine.Report(str(path))
             report.table("V = 8", {"what": "", "ms": ".1f"})

@@ -4,15 +4,14 @@ import html
 import html.parser
 import json
 import math
-import pathlib
 import re
-import tempfile
 from xml.etree import ElementTree
 
 import numpy as np
 from absl.testing import parameterized
 
 from tests import browser
+from tests.folders import FolderTest
 from xlm.common import charts, html_report, languages, tables
 from xlm.common.charts import Axis, Marks
 
@@ -69,11 +68,7 @@ class Parsed(html.parser.HTMLParser):
             self.cells[-1] += data
 
 
-class PageTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-
+class PageTest(FolderTest):
     def written(self, *parts: str) -> str:
         html_report.write(self.folder, tables.page(*parts))
         return (self.folder / "report.html").read_text(encoding="utf-8")
@@ -168,7 +163,7 @@ def centers(svg: str) -> np.ndarray:
                      for one in elements(svg, "circle")])  # fmt: skip
 
 
-class ChartsTest(parameterized.TestCase):
+class ChartsTest(FolderTest):
     @parameterized.product(is_log=((False, False), (True, False), (False, True), (True, True)))
     def test_places_are_affine_in_the_values_of_an_axis(self, is_log):
         values = np.array([[1.0, 2.0], [5.0, 40.0], [30.0, 3.0], [900.0, 0.5]])
@@ -222,7 +217,7 @@ class ChartsTest(parameterized.TestCase):
         svg = charts.chart(marks, Axis(TAG), Axis(TAG, names=[TAG]), title=TAG)
         self.assertEmpty(elements(svg, "script"))
         self.assertEqual({TAG}, {one.text for one in elements(svg, "text") if "<" in one.text})
-        path = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "a.svg"
+        path = self.folder / "a.svg"
         whole = charts.stacked([svg, svg])
         charts.save(whole, path)
         self.assertEqual(charts.markup(path), whole)

@@ -39,6 +39,19 @@ def outputs_of(settings: EncoderSettings) -> tuple[jax.Array, jax.Array, jax.Arr
 
 class EncoderParametersTest(parameterized.TestCase):
     @parameterized.parameters(HALF, WIDE, PRE)
+    def test_number(self, s: EncoderSettings):
+        v, e, d, f = s.vocab_size, s.embedding_size, s.hidden_size, s.mlp_size
+        norm = 2 * d
+        embeddings = v * e + s.max_length * d + norm + (0 if e == d else e * d + d)
+        attention = 4 * (d * d + d)
+        mlp = (d * f + f) + (f * d + d)
+        last = norm if s.norm_position == "pre" else 0
+        head = (d * e + e) + 2 * e + v
+        expected = embeddings + s.num_layers * (attention + mlp + 2 * norm) + last + head
+        params = nn.unbox(boxed_shapes(s))
+        self.assertEqual(sum(x.size for x in jax.tree.leaves(params)), expected)
+
+    @parameterized.parameters(HALF, WIDE, PRE)
     def test_every_axis_has_a_name_that_fits_its_size(self, settings: EncoderSettings):
         sizes = {
             "vocab": {settings.vocab_size},
