@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from input_pipeline.packed_dataset import tokenizer_hash
 from input_pipeline.tasks.tasks import TASKS
 from tests import commands, folders, tiny_tasks, tiny_translation
-from tests.fine_tuning_memory_test import config_of, estimate
+from tests.memory_test import tuning_config
 from vocap import merge
 from xlm.common import artifacts
 from xlm.evaluation import task_results, xtreme_runs
@@ -22,6 +22,7 @@ from xlm.evaluation.metrics import retrieval
 from xlm.evaluation.tasks import TaskData
 from xlm.experiment import fine_tuning as builders
 from xlm.experiment import task_data, task_schema
+from xlm.experiment.memory import estimate_fine_tuning
 from xlm.experiment.pretrained import read_pretrained
 from xlm.experiment.task_settings import Tokenizer, task_settings
 from xlm.interop import model_folder
@@ -452,7 +453,7 @@ class LoraRunTest(folders.FolderTest):
         self.assertFalse((self.folder / "run").exists())
 
     def test_moments_of_the_factors_alone_are_estimated(self):
-        whole = estimate(config_of(), 1, "xlmr_base").state
-        state = estimate(config_of(optimizer__lora_rank=8), 1, "xlmr_base").state
+        whole = estimate_fine_tuning(tuning_config(), 1, "xlmr_base").state
+        state = estimate_fine_tuning(tuning_config(optimizer__lora_rank=8), 1, "xlmr_base").state
         self.assertEqual(state["parameters"] - whole["parameters"], 4 * 12 * 2 * 16 * 768)
         self.assertLess(state["gradients"], 0.01 * whole["gradients"])
