@@ -39,11 +39,13 @@ def config(**changes) -> ConfigDict:
     return found
 
 
-def write_rows(folders: data_builders.Folders, tokenizer: bytes = TOKENIZER) -> PackedDataset:
+def write_rows(
+    folders: data_builders.Folders, tokenizer: bytes = TOKENIZER, size: int = VOCAB,
+    length: int = KEYS["store.length"],
+) -> PackedDataset:  # fmt: skip
     folders.rows.mkdir(parents=True)
-    length = KEYS["store.length"]
-    statistics = factories.write_rows(folders.rows, ["aa"], length, 6, 96, 300, VOCAB)
-    return write_dataset(folders.workdir, tokenizer, VOCAB, length, statistics)
+    statistics = factories.write_rows(folders.rows, ["aa"], length, 6, 96, 300, size)
+    return write_dataset(folders.workdir, tokenizer, size, length, statistics)
 
 
 def mesh():
@@ -318,12 +320,8 @@ class PretrainedTest(folders.FolderTest):
         config.model.update(position="gated", distance_buckets=8, max_distance=16)
         config.output_layer.kind = "full"
         folders = data_builders.Folders(self.folder / "work")
-        folders.rows.mkdir(parents=True)
-        length, tokenizer = config.store.length, tiny_tasks.tokenizer()
-        statistics = factories.write_rows(
-            folders.rows, ["aa"], length, 1, 1000, 3000, tiny_tasks.VOCAB
-        )
-        dataset = write_dataset(folders.workdir, tokenizer, tiny_tasks.VOCAB, length, statistics)
+        tokenizer, length = tiny_tasks.tokenizer(), config.store.length
+        dataset = write_rows(folders, tokenizer, tiny_tasks.VOCAB, length)
         data_builders.open_train_stage(config, folders).claim()
         with self.assertRaisesRegex(ValueError, "holds no checkpoint; run train.py"):
             read_pretrained(str(folders.workdir))
@@ -337,5 +335,5 @@ class PretrainedTest(folders.FolderTest):
         found = read_pretrained(str(folders.workdir))
         self.assertEqual(found.settings, objective.encoder.settings)
         self.assertEqual(read_settings(str(folders.workdir)), found.settings)
-        self.assertEqual(found.tokenizer, tiny_tasks.tokenizer())
+        self.assertEqual(found.tokenizer, tokenizer)
         jax.tree.map(np.testing.assert_array_equal, found.params, jax.device_get(state.params))
