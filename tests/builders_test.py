@@ -16,7 +16,6 @@ from input_pipeline.cleaning.settings import CleaningSettings
 from input_pipeline.corpus import load_corpus
 from input_pipeline.packed_dataset import PackedDataset
 from tests import factories, folders, tiny_tasks
-from xlm.common import artifacts
 from xlm.common.schema import settings as settings_of
 from xlm.experiment import data as data_builders
 from xlm.experiment import evaluation, evaluators, masked_lm, objectives, robust, schema, streams
@@ -233,8 +232,7 @@ class VocabularyTest(folders.FolderTest):
 
     @parameterized.parameters(
         (None, "/amounts.json: no such file; correct the path"),
-        ("[300.8, 2]", r"/amounts.json: its content .*; write one object, \{.en.: 300.8, ...\}"),
-        ("{}", r"/amounts.json: its content is \{\}, must be an object of length >= 1"),
+        ("{}", r"/amounts.json: its content is \{\}.*; write one object, \{.en.: 300.8, ...\}"),
         ('{"en": "300.8"}', '/amounts.json: en is "300.8", must be a number'),
         ('{"../en": 1}', "/amounts.json: a key of the object must be text without slashes"),
     )
@@ -283,8 +281,6 @@ class VocabularyTest(folders.FolderTest):
 
     @parameterized.parameters(
         ("{}", "the object lacks the field target_size; export it from the report.html"),
-        ('{"target_size": 6, "beta": 1, "sizes": {"en": true}}', "sizes.en is true, must be a who"),
-        ('{"target_size": 600, "beta": 0.7, "sizes": {}}', r"sizes is \{\}, must be an object of"),
         (
             '{"target_size": 700, "beta": 0.3, "sizes": {"en": 300}}',
             "is for target_size 700 and beta 0.3, the config has target_size 600 and beta 0.7; add "
@@ -335,62 +331,3 @@ class VocabularyTest(folders.FolderTest):
         self.config.corpus.languages = languages
         with self.assertRaisesRegex(ValueError, message):
             self.tables(*names)
-
-
-class TrainStageTest(folders.FolderTest):
-    def setUp(self):
-        super().setUp()
-        self.folders = data_builders.Folders(self.folder)
-        artifacts.write_json(self.folders.rows / "settings.json", {})
-        (self.folders.train / "checkpoints" / "1").mkdir(parents=True)
-
-    def resume(self, changes: dict, **optimizer) -> None:
-        """Opens the stage of a run under a config with changes."""
-        config = runlocal(**{f"optimizer.{key}": value for key, value in optimizer.items()})
-        data_builders.open_train_stage(config, self.folders).claim()
-        config.update_from_flattened_dict(changes)
-        data_builders.open_train_stage(config, self.folders)
-
-    def test_only_what_changes_no_step_may_change(self):
-        self.resume({
-            "train.log_every": 7, "train.keep_checkpoints": 9, "train.keep_every": 5,
-            "train.deterministic": True, "mesh.slices": 2, "mesh.fsdp": 2,
-            "train.tensorboard": True, "train.peak_flops": 1e12, "train.profile_from": 5,
-            "train.profile_steps": 5, "train.evaluate_every": 7, "train.checkpoint_every": 9,
-            "data.loader": "tf.data", "data.prefetch": 9, "data.read_threads": 0,
-            "data.read_ahead": 0, "evaluation.max_sequences": 7,
-        })  # fmt: skip
-        changes = {
-            "train.num_steps": 7, "train.batch_size": 8, "train.seed": 1, "data.alpha": 0.1,
-            "optimizer.schedule": "cosine", "model.num_heads": 4, "output_layer.k": 3,
-            "train.prng": "rbg", "data.block_bytes": 1 << 20, "data.window_blocks": 8,
-        }  # fmt: skip
-        keys = "".join(f"  {key}: there .*, now .*\n" for key in sorted(changes))
-        with self.assertRaisesRegex(ValueError, f"another config:\n{keys}Choose"):
-            self.resume(changes)
-
-    def test_a_run_from_before_a_key_existed_has_its_default(self):
-        config = runlocal()
-        data_builders.open_train_stage(config, self.folders).claim()
-        path = self.folders.train / "settings.json"
-        recorded = artifacts.read_json(path)
-        del recorded["optimizer"]["muon_momentum"], recorded["model"]["position"]
-        recorded["data"]["pair_buckets"] = [128]  # a key that is gone
-        artifacts.write_json(path, recorded)
-        with self.assertRaisesRegex(
-            ValueError, "config:\n  model.position: there 'learned', now 'gated'\nChoose"
-        ):
-            data_builders.open_train_stage(config, self.folders)
-        config.model.position = "learned"
-        data_builders.open_train_stage(config, self.folders)
-
-    def test_what_is_missing_is_told_with_what_to_run(self):
-        with self.assertRaisesRegex(ValueError, "rows holds no .* run prepare_data.py"):
-            data_builders.open_packed_dataset(self.folders)
-        with self.assertRaisesRegex(ValueError, "spm.model does not exist; run build_vocab.py"):
-            self.folders.read_tokenizer()
-
-    @parameterized.parameters("evaluate_every", "checkpoint_every")
-    def test_when_rows_are_brought_up_to_date_may_not(self, key):
-        with self.assertRaisesRegex(ValueError, f"train.{key}: there 2, now 7"):
-            self.resume({f"train.{key}": 7}, embedding_update="rows")

@@ -58,7 +58,8 @@ entry_point.collect_seldom()
 _LONG = (
     "buckets_test", "devices_test", "end_to_end_test", "multihost_test", "program_test",
     "builders_test",
-    "cross_mlm_test", "draws_test", "replaced_token_run_test", "translation_test", "layout_test",
+    "cross_mlm_test", "draws_test", "replaced_token_run_test", "translation_test",
+    "translate_test", "layout_test",
     "example_axes_test", "accumulation_test", "finetune_test", "replaced_token_test",
     "memory_test", "malformed_test", "masked_lm_test", "decoder_test", "translating_test",
     "bitext_test", "neighbours_test", "stages_test", "working_rows_test",

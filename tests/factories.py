@@ -43,12 +43,22 @@ def write_rows(
     rows: int = 1,
     tokens: int = 9,
     characters: int = 30,
+    vocab_size: int = 0,
+    seed: int = 0,
 ) -> dict[str, dict[str, dict[str, int]]]:
-    """Write rows of padding, and return what `PackedDataset.statistics` says of them."""
+    """Write rows of padding, or of random text of a vocabulary with its counts.
+
+    Returns what `PackedDataset.statistics` says of them.
+    """
     one = {"rows": rows, "tokens": tokens, "unknown": 0, "characters": characters}
     statistics = {language: dict.fromkeys(SPLITS, one) for language in languages}
+    rng, array = np.random.default_rng(seed), np.full((rows, length), PAD)
     for language, split in itertools.product(languages, SPLITS):
-        np.save(folder / f"{language}.{split}.npy", np.full((rows, length), PAD, np.uint16))
+        if vocab_size:
+            array = rng.integers(MASK + 1, vocab_size, (rows, length))
+            array[:, 0], array[:, -1] = BOS, EOS
+            np.save(folder / f"{language}.counts.npy", np.arange(vocab_size))
+        np.save(folder / f"{language}.{split}.npy", array.astype(np.uint16))
     return statistics
 
 

@@ -5,6 +5,7 @@ import functools
 import json
 import pathlib
 import shutil
+from unittest import mock
 
 import jax
 import numpy as np
@@ -13,13 +14,16 @@ from ml_collections import ConfigDict
 
 from input_pipeline.packed_dataset import tokenizer_hash
 from input_pipeline.tasks.tasks import TASKS
-from tests import folders, tiny_tasks
+from tests import commands, folders, tiny_tasks, tiny_translation
+from tests.memory_test import tuning_config
 from vocap import merge
 from xlm.common import artifacts
 from xlm.evaluation import task_results, xtreme_runs
+from xlm.evaluation.metrics import retrieval
 from xlm.evaluation.tasks import TaskData
 from xlm.experiment import fine_tuning as builders
-from xlm.experiment import task_data
+from xlm.experiment import task_data, task_schema
+from xlm.experiment.memory import estimate_fine_tuning
 from xlm.experiment.pretrained import read_pretrained
 from xlm.experiment.task_settings import Tokenizer, task_settings
 from xlm.interop import model_folder
@@ -311,7 +315,7 @@ class WrongInputTest(folders.FolderTest):
 
     def check(self, config: ConfigDict, error: str) -> None:
         with self.assertRaisesRegex(ValueError, error):
-            tiny_tasks.run(config, self.folder / "run")
+            tiny_tasks.run(task_schema.checked(config), self.folder / "run")
         self.assertFalse((self.folder / "run").exists())
 
     def test_no_data_at_all(self):
@@ -357,3 +361,110 @@ class WrongInputTest(folders.FolderTest):
         model_folder.write_model(other, tiny_tasks.params(), sizes, tokenizer)
         with self.assertRaisesRegex(ValueError, "(?s)made under another config:.*tokenizer: there"):
             tiny_tasks.run(tiny_tasks.config("tatoeba", init_from=str(other)), self.folder / "done")
+
+    def test_a_class_of_one_row_is_named_if_weights_are_balanced(self):
+        task = dataclasses.replace(TASKS["text_classes"], labels=("a", "b"))
+        options = mock.Mock(class_weights=("balanced",), task=task)
+        examples = [mock.Mock(label=label) for label in (0, 0, 1)]
+        with self.assert_told("class 'b' is there once in the training data"):
+            found = task_data.class_weights(options, [mock.Mock(examples=examples)])
+        self.assertEqual(found, (3 / 4, 3 / 2))
+        with self.assertNoLogs(level="WARNING"):
+            task_data.class_weights(options, [mock.Mock(examples=2 * examples)])
+
+    @parameterized.parameters("validation", "test")
+    def test_a_language_that_no_rule_scores(self, split):
+        for language in ("de", "fr"):
+            text = tiny_tasks.squad([("q", "cat ?", "the cat", "cat")])
+            tiny_tasks.write(self.folder / f"{language}.json", text)
+        config = tiny_tasks.config("mlqa", task__selection="all_languages")
+        config.task.validation_languages = ("en",) if split == "test" else ()
+        config.task[split] = (f"{self.folder}/{{language}}.json",)
+        self.check(
+            config,
+            "mlqa has no normalisation for 'fr'; its languages are en, .*zh; name languages of "
+            f"these in task.{split}_languages, or remove",
+        )
+        config.task[f"{split}_languages"] = ("de",)
+        tokenizer = Tokenizer(tiny_tasks.tokenizer())
+        (found,) = task_data.read_split(task_settings(config), tokenizer, split)
+        self.assertEqual(found.language, "de")
+        # What is trained on needs no rule.
+        config.task.update(train=config.task[split], train_languages=("fr",))
+        (found,) = task_data.read_split(task_settings(config), tokenizer, "train")
+        self.assertEqual(found.language, "fr")
+
+    def test_buckets_and_margins(self):
+        for wrong in ((0, 16), (-8, 16)):
+            error = rf"task.buckets is \({wrong[0]}, 16\), in which {wrong[0]} must be at least 1"
+            self.check(tiny_translation.config(task__buckets=wrong), error)
+        self.check(tiny_tasks.config("udpos", task__buckets=(0, 16)), "task.buckets is .* least 1")
+        for least in ((1, 16), ()):
+            task_settings(task_schema.checked(tiny_translation.config(task__buckets=least)))
+        for margin in retrieval.MARGINS:
+            task_settings(tiny_tasks.config("bucc", task__margin=margin))
+
+    @parameterized.parameters("tatoeba", "bucc", "translation")
+    def test_weights_of_what_has_no_classes(self, name):
+        config = tiny_translation.config() if name == "translation" else tiny_tasks.config(name)
+        config.task.class_weights = (1.0, 2.0)
+        self.check(
+            config,
+            rf"task.class_weights is \(1.0, 2.0\), but {name} has no classes; set it to \(\)",
+        )
+
+    def test_rules_that_select_nothing(self):
+        for name in ("tatoeba", "bucc"):
+            config = tiny_tasks.config(name, task__selection="each_language")
+            self.check(config, f"but {name} trains no model for any language; set it to english")
+        for rule in ("english", "each_language"):
+            config = tiny_translation.config(task__selection=rule)
+            self.check(config, f"selection is '{rule}', but .* the mean over its directions; set")
+
+
+LORA = {"optimizer__lora_rank": 4, "optimizer__lora_targets": ("mlp/wide",),
+        "optimizer__layer_decay": 0.9, "optimizer__learning_rate": 1e-2,
+        "train__epochs": 4.0}  # fmt: skip
+
+
+class LoraRunTest(folders.FolderTest):
+    def test_a_run_is_kept_merged(self):
+        config = tiny_tasks.config("udpos", **LORA, task__label_smoothing=0.9)
+        run, output = (self.folder / name for name in ("run", "exported"))
+        results = tiny_tasks.run(config, run)
+        records = read_metrics(run / "metrics.jsonl")
+        # The least loss of 17 classes, and of evaluations, which have no smoothing.
+        self.assertGreater(min(one.get("train/loss", 3) for one in records), 2.77)
+        self.assertLess(results["training_loss"], 2.6)
+        params, _ = read_params(run / "best.safetensors")
+        self.assertEqual(set(params), {"encoder", "task"})
+        base = {k: v for k, v in read_pretrained(config.init_from).params.items() if k != "head"}
+        ways = jax.tree.map(lambda one, other: one - other, params["encoder"], base)
+        way = ways["layers"]["mlp"]["wide"].pop("kernel")
+        self.assertEqual(np.linalg.matrix_rank(way, tol=1e-5).tolist(), [4, 4])
+        self.assertEqual({float(np.abs(one).max()) for one in jax.tree.leaves(ways)}, {0.0})
+        made = commands.execute("export_model", f"--workdir={run}", f"--output={output}")
+        self.assertEqual(made.returncode, 0, made.stderr)
+        exported = read_pretrained(str(output)).params
+        of_encoder = {name: exported[name] for name in base}
+        jax.tree.map(np.testing.assert_array_equal, of_encoder, params["encoder"])
+        card = (output / "README.md").read_text(encoding="utf-8")
+        self.assertIn("| lora | rank 4, alpha 16: mlp/wide |\n| layer_decay | 0.9 |", card)
+
+    @parameterized.parameters(
+        ({"optimizer__frozen": ("embeddings",)}, "frozen is .* the whole encoder is frozen"),
+        ({"optimizer__lora_targets": ("mlp/deep",)}, "names 'mlp/deep', must be .*mlp/wide"),
+        ({"optimizer__lora_targets": ()}, "lora_rank is 4, but .*targets are"),
+        ({"optimizer__lora_rank": 0, "optimizer__frozen": ("layers",)}, "layer_decay is 0.9, but"),
+        ({"task__label_smoothing": 0.1}, "label_smoothing is 0.1, but xquad has no"),
+    )
+    def test_what_cannot_be_is_refused(self, changes, error):
+        with self.assertRaisesRegex(ValueError, error):
+            tiny_tasks.run(tiny_tasks.config("xquad", **{**LORA, **changes}), self.folder / "run")
+        self.assertFalse((self.folder / "run").exists())
+
+    def test_moments_of_the_factors_alone_are_estimated(self):
+        whole = estimate_fine_tuning(tuning_config(), 1, "xlmr_base").state
+        state = estimate_fine_tuning(tuning_config(optimizer__lora_rank=8), 1, "xlmr_base").state
+        self.assertEqual(state["parameters"] - whole["parameters"], 4 * 12 * 2 * 16 * 768)
+        self.assertLess(state["gradients"], 0.01 * whole["gradients"])

@@ -15,6 +15,10 @@ class FolderTest(parameterized.TestCase):
         super().setUp()
         self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
 
+    def new_folder(self) -> pathlib.Path:
+        """The path of a folder that is not there yet, another one each time."""
+        return pathlib.Path(tempfile.mkdtemp(dir=self.folder)) / "new"
+
     def write(self, name: str, content: str | bytes) -> pathlib.Path:
         """Write a file of the folder as it is."""
         path = self.folder / name

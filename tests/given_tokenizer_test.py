@@ -103,13 +103,10 @@ class GivenTokenizerTest(folders.FolderTest):
             "pre_tokenizer": {"type": "Metaspace", "prepend_scheme": "never"},
             "model": {"type": "Unigram", "unk_id": 0, "vocab": vocab},
         }
-        for name, content, message in (
-            ("empty.model", b"", "empty.model: not a SentencePiece model"),
-            ("bert.json", b'{"model": {"type": "WordPiece"}}', "bert.json: .* 'WordPiece'"),
-            ("twice.json", json.dumps(twice).encode(), "twice.json: .* a is already defined"),
-        ):
-            with self.assertRaisesRegex(ValueError, message):
-                self.build(self.write(name, content))
+        with self.assertRaisesRegex(ValueError, "twice.json: .* a is already defined"):
+            self.build(self.write("twice.json", json.dumps(twice)))
+        with self.assertRaisesRegex(ValueError, "empty.model: not a SentencePiece model"):
+            self.build(self.write("empty.model", b""))
         with self.assertRaisesRegex(ValueError, "none: no such file"):
             self.build(self.folder / "none")
         self.assertFalse(self.folders.vocab.exists())

@@ -14,20 +14,24 @@ from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
 from configs import one_gpu, quickstart, veco, vocap_paper, xlm_r, xy_lent
-from tests import commands, factories
+from configs.finetune import tatoeba, xnli
+from tests import commands, factories, tiny_tasks
 from tests.folders import FolderTest
 from tests.input_pipeline.reading import training_dataset
 from tests.models import sharded
 from tests.models.factories import boxed_shapes, encoder_settings
 from xlm.cli import main
 from xlm.common.schema import settings as settings_of
-from xlm.experiment import costs, data, memory, schema, seen, streams
+from xlm.experiment import costs, data, fine_tuning, memory, schema, seen, streams
 from xlm.experiment import model as builders
-from xlm.models.encoder import Encoder
+from xlm.experiment.memory import estimate_fine_tuning
+from xlm.experiment.pretrained import read_pretrained
+from xlm.models.encoder import Encoder, EncoderSettings
 from xlm.objectives.objective import Batch
 from xlm.training.memory import ActivationSizes, state_bytes
 from xlm.training.settings import MeshSettings
 from xlm.training.sharding import batch_sharding, make_abstract_mesh, make_mesh
+from xlm.training.step import TrainFunctions
 
 # GB at the peak of a step of the paper's batch, by the compiler for TPU v5p (docs/scaling.md):
 # model, pieces, devices; blockwise. The full softmax takes less than its estimate there: the
@@ -70,6 +74,17 @@ def tearDownModule():
     sharded.on_mesh.cache_clear()  # or its programs would stay loaded
 
 
+def config_of(config: ConfigDict | None = None, **keys) -> ConfigDict:
+    """A small run, or another config, with some keys, section__key=value."""
+    found = config or one_gpu.get_config("runlocal")
+    found.update_from_flattened_dict({key.replace("__", "."): one for key, one in keys.items()})
+    return found
+
+
+def tuning_config(**keys) -> ConfigDict:
+    return config_of(xnli.get_config(""), **keys)
+
+
 def sized(size: str, fsdp: int, model: int):
     module, run, changes = SIZES[size]
     config = module.get_config(run)
@@ -83,19 +98,28 @@ def estimate_of(size: str, devices: int, fsdp: int, model: int) -> memory.Estima
     return memory.estimate(sized(size, fsdp, model), devices)
 
 
+def step_bytes(functions: TrainFunctions, **shapes: tuple[int, ...]) -> int:
+    """Bytes that a step on a batch takes on a device, by the compiler's own count."""
+    layout = batch_sharding(functions.mesh)
+    arrays = {
+        name: jax.ShapeDtypeStruct(
+            shape, jnp.float32 if name == "weights" else jnp.int32, sharding=layout
+        )
+        for name, shape in shapes.items()
+    }
+    batch = Batch(arrays, "packed")
+    step = functions.train_step.lower(functions.objective, functions.abstract_state, batch)
+    return step.compile().memory_analysis().temp_size_in_bytes
+
+
 def temporary_bytes(config: ConfigDict, num_devices: int) -> int:
-    """Bytes that a step on packed sequences takes on a device, by the compiler's own count."""
+    """Those of a step on packed sequences."""
     settings = settings_of(MeshSettings, config.mesh)
     mesh = make_mesh(settings, jax.devices()[:num_devices])
     objective = memory.objectives.objective(config, memory.absent_rows(config), mesh)
     functions = memory.model.train_functions(config, objective, mesh)
-    layout, size = batch_sharding(mesh), config.train.batch_size
-    arrays = {"tokens": (size, config.store.length), "language": (size,)}
-    for name, shape in arrays.items():
-        arrays[name] = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout)
-    batch = Batch(arrays, "packed")
-    step = functions.train_step.lower(objective, functions.abstract_state, batch).compile()
-    return step.memory_analysis().temp_size_in_bytes
+    size = config.train.batch_size
+    return step_bytes(functions, tokens=(size, config.store.length), language=(size,))
 
 
 class EstimateTest(parameterized.TestCase):
@@ -136,12 +160,6 @@ class EstimateTest(parameterized.TestCase):
         estimated = memory.estimate(config, 1).bytes()
         expected = estimated["activations"] + estimated["gradients"]
         self.assertBetween(temporary_bytes(config, 1) / expected, 0.8, 1.1)
-
-    @parameterized.parameters(vocap_paper, xy_lent)
-    def test_every_run_of_the_papers_is_a_program(self, module):
-        for run in module.RUNS:
-            with self.subTest(run):
-                memory.estimate(module.get_config(run), 8)
 
     def test_presets_of_xy_lent_fit_the_papers_cards(self):
         """128 of 40 GB for Base and Large, 512 of 80 GB for XL, with a fifth left (Appendix A)."""
@@ -316,12 +334,6 @@ RECORDS = commands.ROOT / "research" / "records" / "scaling.jsonl"
 CHIP = costs.CHIPS["h100"]
 
 
-def config_of(**keys):
-    config = one_gpu.get_config("runlocal")
-    config.update_from_flattened_dict({key.replace("__", "."): one for key, one in keys.items()})
-    return config
-
-
 class SecondsTest(parameterized.TestCase):
     @parameterized.parameters((1, 5), (25, 1), (70, 1))
     def test_slow_steps_are_few_and_the_first_is_told(self, seconds, expected):
@@ -437,16 +449,112 @@ class ReportTest(FolderTest):
         self.assertIn("on this machine", printed)
 
 
+LARGE = (24, 1024, 4096, 250_002)  # layers, width, width of the MLP, pieces
+NORM = 2  # vectors
+
+
+def numbers_of(layers: int, width: int, mlp: int, pieces: int) -> int:
+    """Parameters of an XLM-R and a head of three classes, counted by hand."""
+    attention = 4 * (width * width + width) + NORM * width
+    block = attention + width * mlp + mlp + mlp * width + width + NORM * width
+    embeddings = (pieces + 512 + NORM) * width
+    head = width * width + width + 3 * width + 3
+    return embeddings + layers * block + head
+
+
+class FineTuningTest(parameterized.TestCase):
+    def test_state_of_large(self):
+        found = estimate_fine_tuning(tuning_config(), 1, "xlmr_large").state
+        size = 4 * numbers_of(*LARGE)
+        self.assertEqual((found["parameters"], found["gradients"]), (size, size))
+        self.assertBetween(found["optimizer"], 2 * size, 2 * size + 100)  # and counters
+
+    def test_parts_hold_fewer_examples_and_a_second_gradient(self):
+        found = estimate_fine_tuning(tuning_config(train__batch_size=24), 2, "xlmr_base")
+        self.assertEqual(found.examples, (3, 6, 12))
+        self.assertEqual(found.accumulation_steps, (4, 2, 1))
+        self.assertEqual(found.lengths, (32, 64, 128))
+        whole, state = found.activations[2][1], sum(found.state.values())
+        self.assertEqual(4 * found.activations[0][1], whole)
+        self.assertEqual(sum(found.bytes(2, 1).values()), state + whole)
+        expected = state + found.state["gradients"] + whole // 4
+        self.assertEqual(sum(found.bytes(0, 1).values()), expected)
+
+    def test_bfloat16_and_recomputation_take_less(self):
+        half = {"model__dtype": "bfloat16"}
+        changes = ({}, half, {**half, "model__remat": "dots"}, {**half, "model__remat": "full"})
+        sizes = [
+            estimate_fine_tuning(tuning_config(**one), 1, "xlmr_large").activations[-1][-1]
+            for one in changes
+        ]
+        self.assertEqual(sizes, sorted(sizes, reverse=True))
+        self.assertLess(sizes[-1], sizes[0] / 10)
+
+    def test_the_encoder_is_that_of_init_from(self):
+        config = tiny_tasks.config("xnli")
+        pretrained = read_pretrained(config.init_from)
+        encoder = fine_tuning.encoder_settings(config, pretrained.settings)
+        objective = fine_tuning.with_head(config, encoder)
+        make = fine_tuning.initial_params(objective, pretrained, 0, random=False)
+        assert make is not None
+        size = sum(x.nbytes for x in jax.tree.leaves(make()))
+        self.assertEqual(estimate_fine_tuning(config, 1).state["parameters"], size)
+
+    def test_what_cannot_be_estimated(self):
+        with self.assertRaisesRegex(
+            ValueError, "'tatoeba', of kind retrieval; memory is estimated"
+        ):
+            estimate_fine_tuning(tatoeba.get_config(""), 1, "xlmr_base")
+        with self.assertRaisesRegex(ValueError, "batch_size is 32, must be a multiple of the 5"):
+            estimate_fine_tuning(tuning_config(), 5, "xlmr_base")
+        with self.assertRaisesRegex(ValueError, "max_length is 600, but the encoder has 512"):
+            estimate_fine_tuning(tuning_config(task__max_length=600), 1, "xlmr_base")
+
+    @parameterized.parameters(1, 4)
+    def test_step_takes_what_is_estimated(self, parts: int):
+        """By the compiler's own count, which is for this backend and float32."""
+        config = tuning_config(train__batch_size=8, train__accumulation_steps=parts)
+        config.model.dropout_rate = config.model.attention_dropout_rate = 0.1
+        settings = EncoderSettings(
+            vocab_size=20_000, embedding_size=256, hidden_size=256, num_layers=4, num_heads=4,
+            mlp_size=1024, max_length=512, norm_position="post", **config.model.to_dict(),
+        )  # fmt: skip
+        made = fine_tuning.with_head(config, settings)
+        mesh = make_mesh(fine_tuning.MESH, jax.devices()[:1])
+        functions = fine_tuning.train_functions(config, made, mesh, 1000)
+        of_tokens = dict.fromkeys(("tokens", "segments", "positions"), (8, 128))
+        measured = step_bytes(functions, **of_tokens, labels=(8,), weights=(8,))
+        activations = memory.activation_bytes(settings, 8 // parts, 128)
+        gradients = state_bytes(functions.abstract_state, functions.stage)["gradients"]
+        expected = activations + gradients * (2 if parts > 1 else 1)
+        self.assertBetween(measured / expected, 0.8, 1.1)
+
+
 class CommandTest(FolderTest):
-    def test_both_names(self):
+    def run_tool(self, config: str, *flags: str):
+        return commands.execute("estimate", f"--config=configs/{config}", *flags)
+
+    def test_of_pre_training(self):
         self.assertEqual(main.VERBS["estimate"], "estimate")
-        found = commands.execute(
-            "estimate", "--config=configs/one_gpu.py:runlocal", "--target=l4", "--price=1"
-        )
+        found = self.run_tool("one_gpu.py:runlocal", "--target=l4", "--price=1")
         self.assertEqual(found.returncode, 0, found.stderr)
         self.assertIn("all, GB", found.stdout)
         self.assertIn("price, most", found.stdout)
-        found = commands.execute(
-            "estimate", "--config=configs/finetune/xnli.py", "--encoder=xlmr_base", "--target=l4"
-        )
+        found = self.run_tool("quickstart.py", "--encoder=xlmr_base")
+        self.assertRegex(found.stderr, "--encoder is for configs of configs/finetune; leave it out")
+
+    def test_of_fine_tuning(self):
+        found = self.run_tool(
+            "finetune/xnli.py", "--encoder=xlmr_large", "--config.model.dtype=bfloat16",
+            "--config.train.batch_size=4",
+        )  # fmt: skip
+        self.assertEqual(found.returncode, 0, found.stderr)
+        lines = found.stdout.splitlines()
+        self.assertEqual(lines[4], "| 2.24 | 4.48 | 2.24 |")
+        self.assertEndsWith(lines[6], "| examples at once | 32 tokens | 64 tokens | 128 tokens |")
+        self.assertEqual([line.split(" | ")[:2] for line in lines[8:11]],
+                         [["| 4", "1"], ["| 2", "2"], ["| 1", "4"]])  # fmt: skip
+        found = self.run_tool("finetune/xnli.py")
+        self.assertRegex(found.stderr, "no encoder; give --encoder, one of xlmr_base, ")
+        found = self.run_tool("finetune/xnli.py", "--encoder=xlmr_base", "--target=l4")
         self.assertIn("--target and --price are for pre-training", found.stderr)

@@ -1,7 +1,8 @@
-"""Python on pages that explain: the objective of docs/own_objective.md, docs/output_layer.md."""
+"""Python on pages that explain, and the examples in docstrings."""
 
 import contextlib
 import dataclasses
+import doctest
 import io
 import re
 import sys
@@ -9,7 +10,9 @@ import types
 from unittest import mock
 
 import numpy as np
+from absl.testing import parameterized
 
+from knn_sampling import blockwise, softmax
 from tests import commands, folders, pages, run_models_test
 from tests.training import program_test
 from xlm.common import artifacts
@@ -19,6 +22,7 @@ from xlm.experiment.data import Folders
 from xlm.interop import model_folder
 from xlm.models.encoder import Encoder, init_params
 from xlm.objectives.objective import Objective
+from xlm.training import row_adamw
 from xlm.training.loop import train
 from xlm.training.metrics import read_metrics
 
@@ -141,3 +145,11 @@ class PagesTest(folders.FolderTest):
             exec(code, {})
         said = re.findall(r"# ([0-9.]+) nats", code)
         self.assertEqual(f"{float(printed.getvalue()):.2f}", *said)
+
+
+class DoctestsTest(parameterized.TestCase):
+    @parameterized.parameters(blockwise, softmax, row_adamw)
+    def test_examples(self, module):
+        found = doctest.testmod(module)
+        self.assertGreater(found.attempted, 0)
+        self.assertEqual(found.failed, 0)

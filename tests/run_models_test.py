@@ -1,26 +1,27 @@
-"""Generator and discriminator of a run: gone on from, exported, and fine-tuned from."""
+"""Runs of replaced-token detection and of VECO: gone on from, exported, and fine-tuned from."""
 
 import dataclasses
 import pathlib
 import tempfile
 
+import flax.linen as nn
 import jax
 import numpy as np
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
-from configs import xy_lent
+from configs import quickstart, veco, xy_lent
 from input_pipeline.packed_dataset import PackedDataset
-from tests import commands, factories
+from tests import commands, factories, folders, tiny_tasks, tiny_translation
 from tests.cli.models_test import OTHER, TOKENIZER, VOCAB
 from tests.cli.stores import write_dataset
 from xlm.experiment import data as data_builders
-from xlm.experiment import evaluators, model, objectives
+from xlm.experiment import evaluators, model, objectives, translation
 from xlm.experiment.initial import initial_params
 from xlm.experiment.masked_lm import masked_lm_of
-from xlm.experiment.pretrained import Pretrained, read_pretrained
+from xlm.experiment.pretrained import Pretrained, read_pretrained, read_settings
 from xlm.interop import model_folder, vocabulary
-from xlm.models.encoder import Encoder
+from xlm.models.encoder import CROSS_ATTENTION, Encoder, without_cross_attention
 from xlm.objectives.replaced_token import DISCRIMINATOR, GENERATOR, HEAD
 from xlm.training.checkpoint import Checkpoints
 
@@ -38,16 +39,13 @@ def config(**changes) -> ConfigDict:
     return found
 
 
-def write_rows(folders: data_builders.Folders, tokenizer: bytes = TOKENIZER) -> PackedDataset:
+def write_rows(
+    folders: data_builders.Folders, tokenizer: bytes = TOKENIZER, size: int = VOCAB,
+    length: int = KEYS["store.length"],
+) -> PackedDataset:  # fmt: skip
     folders.rows.mkdir(parents=True)
-    length, rng = KEYS["store.length"], np.random.default_rng(0)
-    np.save(folders.rows / "aa.counts.npy", np.arange(VOCAB))
-    for split in ("train", "heldout"):
-        rows = rng.integers(5, VOCAB, (6, length)).astype(np.uint16)
-        np.save(folders.rows / f"aa.{split}.npy", rows)
-    one = {"rows": 6, "tokens": 96, "unknown": 0, "characters": 300}
-    statistics = {"aa": {"train": one, "heldout": one}}
-    return write_dataset(folders.workdir, tokenizer, VOCAB, length, statistics)
+    statistics = factories.write_rows(folders.rows, ["aa"], length, 6, 96, 300, size)
+    return write_dataset(folders.workdir, tokenizer, size, length, statistics)
 
 
 def mesh():
@@ -65,7 +63,7 @@ def write_run(folders: data_builders.Folders, settings: ConfigDict, dataset: Pac
     return objective, params
 
 
-class TestCase(parameterized.TestCase):
+class TestCase(folders.FolderTest):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
@@ -75,9 +73,6 @@ class TestCase(parameterized.TestCase):
         cls.objective, cls.params = write_run(cls.folders, config(), cls.dataset)
         # Each has a table of its own, so that none of these is taken for another.
         assert cls.objective.settings.embeddings == "disentangled"
-
-    def new_folder(self) -> pathlib.Path:
-        return pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "new"
 
 
 class InitialTest(TestCase):
@@ -212,3 +207,133 @@ class ExportTest(TestCase):
             jax.tree.map(np.testing.assert_array_equal, found, expected)
             self.assertEqual(again, {**sizes, "vocab_size": len(new_table)})
             self.assertNotIn("head", found)
+
+
+# An XLM-R but for its size and cross-attention.
+VECO_KEYS = {
+    "store.length": 16, "model.max_length": 24, "model.hidden_size": 8, "model.embedding_size": 8,
+    "model.mlp_size": 8, "model.num_heads": 2, "model.position": "learned",
+    "model.norm_position": "post", "data.pair_share": 0.0, "mesh.vocab_multiple": 16,
+}  # fmt: skip
+MASKED_LM = {"objective": "masked_lm", "model.cross_attention": False}
+
+
+def veco_config(**changes):
+    found = veco.get_config("runlocal")
+    found.update_from_flattened_dict({**VECO_KEYS, **changes})
+    return found
+
+
+class VecoTest(absltest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.parent = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        cls.folders = data_builders.Folders(cls.parent / "run")
+        _, params = write_run(cls.folders, veco_config(), write_rows(cls.folders))
+        # Without the rows that pad the table.
+        table, bias = (x[:VOCAB] for x in model_folder.table_of(params))
+        cls.params = model_folder.with_table(params, table, bias)
+
+    def export(self, name: str, *flags: str, workdir: pathlib.Path | None = None):
+        """Export the run, or another one, into a folder of this name."""
+        given = f"--workdir={workdir or self.folders.workdir}", f"--output={self.parent / name}"
+        return commands.execute("export_model", *given, *flags)
+
+    def start(self, folder: pathlib.Path, end: str):
+        """Parameters that a translation starts from, and shapes of all that it has."""
+        settings = tiny_translation.config(
+            random_init=False, init_from=str(folder), translation__decoder_from=end,
+            translation__needs_cross_attention=True,
+        )  # fmt: skip
+        pretrained = translation.read_start(settings)
+        model = translation.model(settings, pretrained)
+        make = translation.initial_params(settings, pretrained, model)
+        assert make is not None
+        init = translation.objective(settings, model).init
+        return make(), nn.unbox(jax.eval_shape(init, jax.random.key(0)))
+
+    def test_the_encoder_is_exported_as_an_xlm_roberta(self):
+        result = self.export("encoder")
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+        sizes, found = model_folder.read_model(self.parent / "encoder")
+        self.assertFalse(sizes["cross_attention"])
+        expected = without_cross_attention(self.params)
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+        self.assertEqual(model_folder.read_tokenizer(self.parent / "encoder"), TOKENIZER)
+
+    def test_translation_starts_from_the_run_and_from_its_export(self):
+        result = self.export("both", "--part=encoder_decoder")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        card = (self.parent / "both" / "README.md").read_text(encoding="utf-8")
+        self.assertIn("cross_attention is True", card)
+        _, exported = model_folder.read_model(self.parent / "both")
+        jax.tree.map(np.testing.assert_array_equal, exported, self.params)
+        for place, end in enumerate(("first", "last")):
+            found, shapes = self.start(self.folders.workdir, end)
+            again, _ = self.start(self.parent / "both", end)
+            jax.tree.map(np.testing.assert_array_equal, found, again)
+            self.assertEqual(jax.tree.map(np.shape, found), jax.tree.map(np.shape, shapes))
+            layers = self.params["layers"]
+            expected = jax.tree.map(lambda x, i=place: x[i : i + 1], layers)
+            jax.tree.map(np.testing.assert_array_equal, found["decoder"]["layers"], expected)
+            self.assertContainsSubset(CROSS_ATTENTION, expected)
+
+    def test_a_run_without_cross_attention_has_no_decoder(self):
+        folders = data_builders.Folders(self.parent / "masked_lm")
+        write_run(folders, veco_config(**MASKED_LM), write_rows(folders))
+        result = self.export("none", "--part=encoder_decoder", workdir=folders.workdir)
+        self.assertEqual(result.returncode, 2, result.stderr)
+        self.assertRegex(
+            result.stderr, r"error \([^\n]*encoder_decoder, but [^\n]*cross_attention is False; exp"
+        )
+        self.assertFalse((self.parent / "none").exists())
+        with self.assertRaisesRegex(ValueError, "masked_lm has no cross-attention; .*veco"):
+            self.start(folders.workdir, "last")
+
+
+class PretrainedTest(folders.FolderTest):
+    def test_a_folder_of_transformers(self):
+        found = read_pretrained(str(tiny_tasks.encoder_folder(2)))
+        self.assertEqual(found.settings, tiny_tasks.SETTINGS)
+        self.assertEqual(read_settings(str(tiny_tasks.encoder_folder(2))), tiny_tasks.SETTINGS)
+        self.assertEqual(found.tokenizer, tiny_tasks.tokenizer())
+        jax.tree.map(np.testing.assert_array_equal, found.params, tiny_tasks.params())
+
+    def test_its_digests_are_of_parameters_and_tokenizer(self):
+        found = read_pretrained(str(tiny_tasks.encoder_folder(2)))
+        digests = found.digests()
+        self.assertEqual(read_pretrained(str(tiny_tasks.encoder_folder(2))).digests(), digests)
+        table = found.params["embeddings"]["table"].copy()
+        table[3, 1] += 1e-3
+        changed = {**found.params, "embeddings": {**found.params["embeddings"], "table": table}}
+        other = dataclasses.replace(found, params=changed).digests()
+        self.assertNotEqual(other["parameters"], digests["parameters"])
+        self.assertEqual(other["tokenizer"], digests["tokenizer"])
+        other = dataclasses.replace(found, tokenizer=b"another").digests()
+        self.assertEqual(other["parameters"], digests["parameters"])
+        self.assertNotEqual(other["tokenizer"], digests["tokenizer"])
+
+    def test_a_run_of_train(self):
+        config = quickstart.get_config("runlocal")
+        config.model.update(num_layers=0, embedding_size=8, hidden_size=16, num_heads=2)
+        config.model.update(position="gated", distance_buckets=8, max_distance=16)
+        config.output_layer.kind = "full"
+        folders = data_builders.Folders(self.folder / "work")
+        tokenizer, length = tiny_tasks.tokenizer(), config.store.length
+        dataset = write_rows(folders, tokenizer, tiny_tasks.VOCAB, length)
+        data_builders.open_train_stage(config, folders).claim()
+        with self.assertRaisesRegex(ValueError, "holds no checkpoint; run train.py"):
+            read_pretrained(str(folders.workdir))
+
+        config.train.batch_size = 8  # of the devices here; that of the run need not fit them
+        mesh = model.mesh(config)
+        objective = objectives.objective(config, dataset, mesh)
+        state = model.train_functions(config, objective, mesh).init(np.int32(3))
+        with Checkpoints(folders.train / "checkpoints", keep=1) as checkpoints:
+            checkpoints.save(7, state)
+        found = read_pretrained(str(folders.workdir))
+        self.assertEqual(found.settings, objective.encoder.settings)
+        self.assertEqual(read_settings(str(folders.workdir)), found.settings)
+        self.assertEqual(found.tokenizer, tokenizer)
+        jax.tree.map(np.testing.assert_array_equal, found.params, jax.device_get(state.params))

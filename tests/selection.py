@@ -74,8 +74,7 @@ def changed() -> list[str]:
     if {ROOT / "tests/conftest.py", ROOT / "pyproject.toml"} & files:
         return [str(path.relative_to(ROOT)) for path in TESTS]
     is_source = any(one.suffix == ".py" and "tests" not in one.parts for one in files)
-    pages = {"tests/docs_test.py", "tests/docs_site_test.py"}
-    found = pages if any(one.suffix == ".md" for one in files) else set()
+    found = {"tests/docs_test.py"} if any(one.suffix == ".md" for one in files) else set()
     for path in TESTS:
         reached, _ = closure(path)
         if reached & files or (is_source and reached & _RUN_COMMANDS):

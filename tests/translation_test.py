@@ -1,7 +1,6 @@
 """Translation from files to results: learned, stopped, started from checkpoints, misused."""
 
 import functools
-import itertools
 import json
 import pathlib
 import shutil
@@ -13,8 +12,6 @@ import numpy as np
 from absl.testing import parameterized
 from ml_collections import ConfigDict
 
-from configs.finetune import multi30k, wmt14
-from configs.finetune import translation as configs_translation
 from input_pipeline.packed_dataset import read_column
 from input_pipeline.tasks import pair_columns
 from input_pipeline.tasks.tasks import TASKS
@@ -23,13 +20,11 @@ from tests import commands, folders, tiny_tasks, tiny_translation
 from xlm.common import artifacts
 from xlm.evaluation import task_results
 from xlm.experiment import (
-    fine_tuning,
     prediction,
     task_runs,
     translated_text,
     translation,
     translation_pairs,
-    translation_prediction,
     translation_runs,
 )
 from xlm.experiment.task_settings import Tokenizer, task_settings
@@ -164,17 +159,10 @@ class LearningTest(folders.FolderTest):
     def test_no_key_of_the_search_is_of_the_training(self):
         config = short(train__averaged_checkpoints=0)
         found = translation.search_in_training(config)
-        for key, value in {
-            "max_length": 2,
-            "no_repeat_ngram": 1,
-            "samples": 2,
-            "mbr": True,
-        }.items():
-            config.decoding[key] = value
+        config.decoding.update(max_length=2, no_repeat_ngram=1, samples=2, mbr=True)
         self.assertEqual(translation.search_in_training(config), found)
-        self.assertEqual(
-            task_runs._read_after_training(config), ["decoding", "evaluation.batch_tokens"]
-        )
+        later = ["decoding", "evaluation.batch_tokens"]
+        self.assertEqual(task_runs._read_after_training(config), later)
         self.assertIn("evaluation", task_runs._read_after_training(short()))
 
     @parameterized.parameters(6, 8)  # between checkpoints, and in the evaluation
@@ -195,29 +183,6 @@ class LearningTest(folders.FolderTest):
                 (self.folder / "one" / name).read_bytes(), (whole / name).read_bytes(), name
             )
 
-
-def pruned(config: ConfigDict, pretrained):
-    """The start with the pieces that the training data use."""
-    config.translation.prune = True
-    found = translation_pairs.pieces_of_data(config, pretrained)
-    return translation.with_pieces(pretrained, found)
-
-    @parameterized.parameters(0, 3)
-    def test_a_run_that_was_killed_while_it_tokenised(self, after):
-        write, calls, run = pair_columns._write_part, itertools.count(), self.folder / "run"
-
-        def dying(*args) -> int:
-            if next(calls) == after:
-                raise KeyboardInterrupt
-            return write(*args)
-
-        with mock.patch.object(pair_columns, "_PART", 40):
-            with mock.patch.object(pair_columns, "_write_part", dying):
-                self.assertRaises(KeyboardInterrupt, tiny_tasks.run, short(), run)
-            tiny_tasks.run(short(), run)
-        for name in ("best.safetensors", "metrics.jsonl"):
-            self.assertEqual((run / name).read_bytes(), (whole_run() / name).read_bytes(), name)
-
     def test_other_data_are_tokenised_anew(self):
         config, folder = tiny_translation.config(), self.folder / "pairs"
         pretrained = translation.read_start(config)
@@ -233,6 +198,13 @@ def pruned(config: ConfigDict, pretrained):
         self.assertNotEqual(found.tokenizer, pretrained.tokenizer)
         ids = read_column(folder, "en-de.0.0", "target").ids[:]
         self.assertEqual(Tokenizer(found.tokenizer).processor.decode(ids.tolist()), "字 字")
+
+
+def pruned(config: ConfigDict, pretrained):
+    """The start with the pieces that the training data use."""
+    config.translation.prune = True
+    found = translation_pairs.pieces_of_data(config, pretrained)
+    return translation.with_pieces(pretrained, found)
 
 
 class StartTest(folders.FolderTest):
@@ -432,171 +404,6 @@ class OlderRunTest(folders.FolderTest):
         prepare.assert_called_once()  # and not for the run that has ended
 
 
-class PredictTest(folders.FolderTest):
-    def test_an_unfinished_run_translates_with_its_newest_checkpoint(self):
-        run, config = self.folder / "run", short()
-        with self.assertRaises(Stopped):
-            tiny_tasks.run(config, run, stops_after=6)
-        (self.folder / "in").write_text("the cat\n\nthe dog runs .\n")
-        (self.folder / "given").write_text("dog\n\nthe cat\n")
-
-        def output(*flags: str, **decoding) -> list[str]:
-            given = (str(run), f"--input={self.folder / 'in'}", f"--output={self.folder / 'out'}",
-                     "--overwrite", "--language=en-fr", *flags)  # fmt: skip
-            # Overrides of a config are defined once, when a process starts.
-            changed = mock.patch.object(
-                translate.config_flags, "get_override_values", return_value=decoding
-            )
-            with tiny_tasks.quick(), changed, commands.parsed("translate", *given) as rest:
-                translate.main(rest)
-            return (self.folder / "out").read_text().splitlines()
-
-        with self.assertLogs(level="INFO") as logs:
-            text = output()
-        self.assertTrue(any("those of step 6" in line for line in logs.output))
-        best = output("--n_best=2")
-        self.assertEqual([json.loads(one)[0]["text"] if one else "" for one in best], text)
-        self.assertLen(json.loads(best[0]), 2)
-        samples = {"samples": 4, "temperature": 2.0}
-        drawn = output("--n_best=4", **samples)
-        self.assertEqual(output("--n_best=4", **samples), drawn)
-        self.assertNotEqual(output("--n_best=4", **samples, seed=1), drawn)
-        self.assertIn(output(**samples, mbr=True)[0], [x["text"] for x in json.loads(drawn[0])])
-        given = f"--prefixes={self.folder / 'given'}"
-        begun = output(given)
-        self.assertRegex(begun[0], "^dog")
-        self.assertRegex(begun[2], "^the cat")
-        scored = [json.loads(one) for one in output(f"--references={self.folder / 'given'}")[::2]]
-        self.assertEqual([one["tokens"][-1][0] for one in scored], ["</s>", "</s>"])
-        for one in scored:
-            self.assertAlmostEqual(one["log_prob"], sum(p for _, p in one["tokens"]), places=4)
-        with self.assertRaisesRegex(ValueError, "given has 3 lines, but .*in 1; give one for each"):
-            (self.folder / "in").write_text("the cat\n")
-            output(given)
-
-    def translate(self, text: str, *flags: str) -> str:
-        (self.folder / "mine").write_text(text)
-        given = (f"--workdir={learned()}", f"--input={self.folder / 'mine'}",
-                 f"--output={self.folder / 'out'}", "--overwrite", *flags)  # fmt: skip
-        with tiny_tasks.quick(), commands.parsed("predict", *given) as rest:
-            predict.main(rest)
-        return (self.folder / "out").read_text()
-
-    def test_lines_keep_their_order_and_empty_ones_stay(self):
-        sources = (tiny_translation.data_folder() / "test.en").read_text().splitlines()
-        lines = (learned() / "predictions" / "test.en-de.jsonl").read_text().splitlines()
-        expected = [json.loads(line)["prediction"] for line in lines]
-        text = "\n" + "\n\n".join(sources) + "\n \n"
-        found = self.translate(text)
-        self.assertEqual(found, "\n" + "\n\n".join(expected) + "\n\n")
-
-    def test_it_goes_on_where_it_stopped(self):
-        text = "the cat\ndog\nruns .\nsleeps\nthe\n"
-        expected = self.translate(text)
-        (self.folder / "out").unlink()
-        run = translation_prediction.TranslationRun
-        with mock.patch.object(translation_prediction, "CHUNK", 2):
-            with (
-                mock.patch.object(run, "__call__", side_effect=[["x", "y"], KeyboardInterrupt]),
-                self.assertRaises(KeyboardInterrupt),
-            ):
-                self.translate(text)
-            self.assertFalse((self.folder / "out").exists())
-            # What was done is not done again; of another input it is not taken.
-            (self.folder / "out.parts").mkdir()
-            resumed = self.translate(text)
-            self.assertEqual(resumed.splitlines(), ["x", "y", *expected.splitlines()[2:]])
-            self.assertEqual(self.translate(text[:-4]).splitlines(), expected.splitlines()[:4])
-        names = {path.name for path in self.folder.iterdir()}
-        self.assertEqual(names, {"mine", "out", "out.parts"})  # of which the last is a user's
-
-    def test_a_part_is_taken_if_it_has_all_its_lines(self):
-        run, text = translation_prediction.TranslationRun, "the cat\ndog\nruns .\n"
-        expected = self.translate(text)
-        with mock.patch.object(translation_prediction, "CHUNK", 2):
-            for found, lines in (["x\ny", "z"], 2), (["x"], 1):  # of byte pieces; of other chunks
-                done = mock.patch.object(run, "__call__", side_effect=[found, KeyboardInterrupt])
-                with done, self.assertRaises(KeyboardInterrupt):
-                    self.translate(text)
-                (part,) = self.folder.glob(".out.*/parts/*/0.txt")
-                self.assertLen(part.read_text().splitlines(), lines)
-                part.write_text("x\n")
-            self.assertEqual(self.translate(text), expected)
-
-    def test_synthetic_pairs_are_those_of_a_round_that_nothing_stopped(self):
-        text = "the cat\n\ndog\tthe\nruns . the dog sleeps\nsleeps\n"
-        (self.folder / "mine").write_text(text)
-        run, output = translation_prediction.TranslationRun, self.folder / "bt.tsv"
-        call = run.__call__
-
-        def pairs(*flags: str, dies_after: int = -1) -> list[list[str]]:
-            calls = itertools.count()
-
-            def dying(*args, **wanted):
-                if next(calls) == dies_after:
-                    raise KeyboardInterrupt
-                return call(*args, **wanted)
-
-            given = (str(learned()), f"--input={self.folder / 'mine'}", f"--output={output}",
-                     "--overwrite", "--back_translate", *flags)  # fmt: skip
-            changed = mock.patch.object(
-                translate.config_flags, "get_override_values", return_value={}
-            )
-            with (
-                tiny_tasks.quick(), changed, mock.patch.object(run, "__call__", dying),
-                mock.patch.object(translation_prediction, "CHUNK", 2),
-                commands.parsed("translate", *given) as rest,
-            ):  # fmt: skip
-                translate.main(rest)
-            return [line.split("\t") for line in output.read_text().splitlines()]
-
-        whole = pairs("--max_ratio=100")
-        expected = self.translate(text).splitlines()
-        lines = [" ".join(line.split()) for line in text.splitlines()]
-        found = [[f"<bt>{one}", line] for one, line in zip(expected, lines, strict=True) if one]
-        self.assertEqual(whole, [["de", "en"], *found])
-        for moment in range(3):
-            output.unlink()
-            self.assertRaises(KeyboardInterrupt, pairs, "--max_ratio=100", dies_after=moment)
-            self.assertFalse(output.exists())
-            self.assertEqual(pairs("--max_ratio=100"), whole)
-        self.assertEqual(pairs("--min_score=0.1"), [["de", "en"]])
-        near = [pair for pair in found if 1 / 1.2 <= (len(pair[0]) - 4) / len(pair[1]) <= 1.2]
-        self.assertEqual(pairs("--max_ratio=1.2"), [["de", "en"], *near])
-        config = tiny_translation.config("de-en", task__root=str(self.folder),
-                                         task__train=("bt.tsv",))  # fmt: skip
-        (texts,) = translation_pairs.texts(task_settings(config)).values()
-        self.assertEqual([list(pair) for one in texts for pair in one], near)
-
-    def test_a_line_too_long_is_cut_and_named_by_its_number(self):
-        long = "the cat " * tiny_tasks.LENGTH
-        with mock.patch.object(translation_prediction, "CHUNK", 2), self.assertLogs() as logs:
-            found = self.translate(f"dog\n\n\n{long}\nruns .\n")
-        (warning,) = (line for line in logs.output if line.startswith("WARNING"))
-        self.assertRegex(warning, r"1 of 1 sources have more than 22 .*\(line 4\); split them")
-        self.assertLen(found.splitlines(), 5)
-        self.assertEqual({path.name for path in self.folder.iterdir()}, {"mine", "out"})
-
-    @parameterized.parameters(
-        ("--language=en-fr", "no symbol for 'fr', only for de; choose"),
-        ("--language=german", "translation direction 'german' must be two codes"),
-        ("--input=/gone", "/gone: no such file; correct --input"),
-    )
-    def test_what_cannot_be_translated_is_named(self, flag, error):
-        with self.assertRaisesRegex(ValueError, error):
-            self.translate("the cat\n", flag)
-        self.assertFalse((self.folder / "out").exists())
-
-    @mock.patch.object(
-        translation_prediction.TranslationRun, "__call__", side_effect=AssertionError
-    )
-    def test_a_folder_is_refused_before_anything_is_translated(self, _):
-        for folder in (".", str(self.folder)):
-            with self.assertRaises(IsADirectoryError):
-                self.translate("the cat\n", f"--output={folder}")
-        self.assertEqual({path.name for path in self.folder.iterdir()}, {"mine"})
-
-
 class WrongInputTest(folders.FolderTest):
     def check(self, error: str, **overrides) -> None:
         config = tiny_translation.config(**overrides)
@@ -642,41 +449,3 @@ class WrongInputTest(folders.FolderTest):
         if overrides.get("init_from") == "CHECKPOINT":
             overrides = {**overrides, "init_from": str(tiny_translation.checkpoint(True))}
         self.check(error, **overrides)
-
-
-class ConfigsTest(parameterized.TestCase):
-    @parameterized.parameters(multi30k, configs_translation, wmt14)
-    def test_it_builds_everything(self, module):
-        config = module.get_config("en-de+en-fr,DATA")
-        self.assertIn(f"configs/finetune/{module.__name__.split('.')[-1]}.py", module.__doc__)
-        config.init_from, config.random_init = str(tiny_translation.vocabulary_folder()), True
-        model = translation.model(config, translation.read_start(config))
-        self.assertEqual(model.decoder.num_layers, config.translation.decoder_layers)
-        self.assertEqual(list(model.symbols), ["de", "fr"])
-        objective = translation.objective(config, model)
-        functions = translation.train_functions(config, objective, fine_tuning.mesh())
-        table, _ = objective.output_table(functions.abstract_state.params)
-        self.assertLen(table, tiny_tasks.VOCAB + 2)
-
-
-class Wmt14Test(parameterized.TestCase):
-    @parameterized.parameters(("en-de", 1e-4, 64), ("en-fr", 2e-4, 256))
-    def test_settings_of_section_5(self, direction, rate, thousands):
-        config = wmt14.get_config(f"{direction},tfds")
-        train, optimizer, decoding = config.train, config.optimizer, config.decoding
-        self.assertEqual((train.num_steps, train.batch_tokens), (100_000, thousands * 1024))
-        self.assertEqual(optimizer.learning_rate, rate)
-        self.assertEqual(optimizer.warmup_share * train.num_steps, 16_000)
-        self.assertEqual((optimizer.schedule, optimizer.decay_power), ("polynomial", 1.0))
-        self.assertEqual((train.averaged_checkpoints, decoding.beams), (10, 5))
-        # The best of Table 4.
-        chosen = config.translation
-        self.assertEqual((chosen.decoder_layers, chosen.decoder_from), (6, "last"))
-        source, target = direction.split("-")
-        with (
-            mock.patch("tensorflow_datasets.load", side_effect=ValueError("none")) as load,
-            self.assertRaisesRegex(ValueError, f"wmt14 has no data for .*'{direction}'"),
-        ):
-            translation.read_examples(task_settings(config), "validation")
-        self.assertEqual(load.call_args.args[0], f"wmt14_translate/{target}-{source}")
-        self.assertEqual(load.call_args.kwargs["split"], "validation")

@@ -12,6 +12,7 @@ from absl.testing import parameterized
 from benchmarks import recording, recording_data
 from benchmarks.recording_comparison import compare
 from input_pipeline.tasks import loading
+from tests.folders import FolderTest
 from xlm.common import artifacts
 from xlm.experiment import task_data
 from xlm.experiment.task_kinds import KINDS
@@ -95,7 +96,7 @@ class CompareTest(parameterized.TestCase):
             differences(after)
 
 
-class RecordTest(parameterized.TestCase):
+class RecordTest(FolderTest):
     @parameterized.parameters(*recording.TRAINING)
     def test_keys_of_training(self, run):
         config = importlib.import_module("configs.quickstart").get_config().lock()
@@ -104,10 +105,9 @@ class RecordTest(parameterized.TestCase):
 
     @parameterized.parameters(*recording.FINE_TUNING)
     def test_data_and_keys_of_fine_tuning(self, run):
-        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        recording_data.write_tasks(folder)
+        recording_data.write_tasks(self.folder)
         path, overrides = recording.FINE_TUNING[run]
-        path, _, argument = path.replace("DATA", str(folder)).partition(".py:")
+        path, _, argument = path.replace("DATA", str(self.folder)).partition(".py:")
         config = importlib.import_module(path.replace("/", ".")).get_config(argument).lock()
         config.update_from_flattened_dict({**recording.FINE_TUNING_OVERRIDES, **overrides})
         options = task_settings(config)

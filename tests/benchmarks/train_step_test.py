@@ -1,19 +1,21 @@
-"""Plans, measures and reports of benchmarks."""
+"""Plans, measures, checks and reports of benchmarks, and stages of an interrupted job."""
 
 import collections
 import contextlib
 import io
 import json
-import pathlib
-import tempfile
+import warnings
 from unittest import mock
 
 import jax
-from absl.testing import absltest
+import numpy as np
+from absl import app
+from absl.testing import absltest, parameterized
 
 from benchmarks import hostile_table, hostile_world, machine
 from benchmarks.step_results import FULL, KNN, NONE, Cell, Results, Row, goals, saved, tables
 from tests import commands
+from tests.folders import FolderTest
 
 train_step = commands.load("benchmarks.train_step")
 MODES, SIZES = (FULL, KNN, "blockwise"), (100, 200, 400)
@@ -53,11 +55,10 @@ class Stub:
         return 0.5
 
 
-class MeasureTest(absltest.TestCase):
+class MeasureTest(FolderTest):
     def setUp(self):
         super().setUp()
-        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        self.path = folder / "found.json"
+        self.path = self.folder / "found.json"
         self.enter_context(commands.parsed("benchmarks.train_step"))
         self.enter_context(mock.patch.object(train_step, "Case", Stub))
 
@@ -109,10 +110,9 @@ class GoalsTest(absltest.TestCase):
         self.assertIsNone(saved(results, KNN, 200, 8))
 
 
-class ReportTest(absltest.TestCase):
+class ReportTest(FolderTest):
     def test_a_table_is_printed_and_kept(self):
-        folder = self.enter_context(tempfile.TemporaryDirectory())
-        path = pathlib.Path(folder) / "found.json"
+        path = self.folder / "found.json"
         with contextlib.redirect_stdout(io.StringIO()) as shown:
             report = machine.Report(str(path))
             report.table("V = 8", {"what": "", "ms": ".1f"})
@@ -133,3 +133,62 @@ class TableTest(absltest.TestCase):
         self.assertEqual([title for title, count in counts.items() if count > 1], [])
         self.assertGreaterEqual(len(counts), 300)
         self.assertContainsSubset({one.command for one in found}, hostile_world.commands())
+
+
+class InterruptedTest(absltest.TestCase):
+    def setUp(self):
+        super().setUp()
+        # ml_collections reads the file of a config so, at import that of the default.
+        self.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", r"the load_module", DeprecationWarning)
+        self.command = commands.load("benchmarks.kill_and_resume")
+
+    def flags(self, *arguments: str) -> None:
+        config = "--config=configs/xy_lent.py:runlocal"
+        self.enter_context(commands.parsed("benchmarks.kill_and_resume", config, *arguments))
+
+    def test_stages_have_the_keys_of_the_command(self):
+        self.flags("--config.robust.num_phases=2", "--config.optimizer.embedding_update=dense",
+                   "--steps=90", "--stages=evaluate,train")  # fmt: skip
+        known, names = self.command.wanted_stages()
+        self.assertEqual(names, ["train", "evaluate"])
+        script, *found = known["train"].command("JOB")
+        self.assertEqual(script, "train.py")
+        self.assertContainsSubset(
+            ["--config=configs/xy_lent.py:runlocal", "--workdir=JOB/work",
+             "--config.train.num_steps=90", "--config.train.checkpoint_every=15",
+             "--config.optimizer.embedding_update=dense", "--config.robust.num_phases=2"],
+            found,
+        )  # fmt: skip
+
+    def test_workers_are_looked_for_in_the_stages_that_have_some(self):
+        self.flags("--kill=worker")
+        self.assertEqual(self.command.wanted_stages()[1], ["count", "build_vocab", "prepare_data"])
+        self.flags("--stages=tune")
+        with self.assertRaisesRegex(app.UsageError, "no 'tune', only count, build_vocab"):
+            self.command.wanted_stages()
+
+
+checks = commands.load("benchmarks.accelerator_checks")
+
+
+class ChecksTest(parameterized.TestCase):
+    @parameterized.parameters("softmax", "neighbours", "row_adamw")
+    def test_passes_here(self, name):
+        outcome = checks.CHECKS[name]()
+        self.assertTrue(outcome.passed, outcome.detail)
+
+    def test_a_difference_is_seen(self):
+        ones = np.ones(3, np.float32)
+        self.assertTrue(checks._agree([ones, np.arange(3)], [ones, np.arange(3)], 1e-6).passed)
+        self.assertFalse(checks._agree([ones * 1.01], [ones], 1e-3).passed)
+        self.assertFalse(checks._agree([ones * np.nan], [ones], 1e-3).passed)
+        self.assertFalse(checks._agree([np.arange(3)], [np.arange(1, 4)], 1e-3).passed)
+
+    def test_a_table_whose_rows_are_not_updated_fails(self):
+        row_adamw = checks.row_adamw
+        broken = lambda *a, **k: row_adamw(*a, **k)._replace(  # noqa: E731
+            apply_pending_updates=lambda table, state: (table, state)
+        )
+        with mock.patch.object(checks, "row_adamw", broken):
+            self.assertFalse(checks.check_row_adamw().passed)

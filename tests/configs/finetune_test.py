@@ -10,10 +10,10 @@ from ml_collections import ConfigDict
 from configs import finetune
 from configs.finetune import base, embeddings, glue, squad, sweeps, tags, text
 from input_pipeline.tasks.tasks import TASKS
-from tests import tiny_tasks
+from tests import tiny_tasks, tiny_translation
 from tests.malformed import harness
 from xlm.evaluation.settings import sentence_layer
-from xlm.experiment import fine_tuning, task_data
+from xlm.experiment import fine_tuning, task_data, translation
 from xlm.experiment.pretrained import read_pretrained
 from xlm.experiment.task_kinds import SEARCHES
 from xlm.experiment.task_settings import Tokenizer, task_settings
@@ -22,7 +22,7 @@ from xlm.training.optimizer import learning_rate_schedule
 
 SHARED = {"__init__", "base", "questions", "sweeps"}
 NAMES = sorted({path.stem for path in pathlib.Path(finetune.__file__).parent.glob("*.py")} - SHARED)
-TRANSLATIONS = ("multi30k", "translation", "wmt14")  # tests/translation_test.py
+TRANSLATIONS = ("multi30k", "translation", "wmt14")
 # tests/own_task_test.py
 OWN = [
     (name, f"{one},")
@@ -84,6 +84,18 @@ class ConfigsTest(parameterized.TestCase):
                 self.assertFalse(options.patterns(split)[0].startswith("tfds:"))
             else:
                 self.assertRegex(options.patterns(split)[0], r"^tfds:.+:.+")
+
+    @parameterized.parameters(*TRANSLATIONS)
+    def test_a_translation_builds_its_model(self, name):
+        config = load(name, "en-de+en-fr,DATA")
+        config.init_from, config.random_init = str(tiny_translation.vocabulary_folder()), True
+        model = translation.model(config, translation.read_start(config))
+        self.assertEqual(model.decoder.num_layers, config.translation.decoder_layers)
+        self.assertEqual(list(model.symbols), ["de", "fr"])
+        objective = translation.objective(config, model)
+        functions = translation.train_functions(config, objective, fine_tuning.mesh())
+        table, _ = objective.output_table(functions.abstract_state.params)
+        self.assertLen(table, tiny_tasks.VOCAB + 2)
 
     @parameterized.parameters(
         ("glue", "colla,x", "must be one of cola"), ("squad", "2,x", "1.1 or 2.0")

@@ -1,6 +1,7 @@
 """Recipes of papers have the papers' numbers."""
 
 import math
+from unittest import mock
 
 import flax.linen as nn
 import jax
@@ -8,11 +9,13 @@ import jax.numpy as jnp
 from absl.testing import parameterized
 
 from configs import mmbert, vocap_paper, xlm_r, xy_lent
+from configs.finetune import wmt14
 from research.studies.xy_lent import CHANGES
 from xlm.evaluation.settings import sentence_layer
-from xlm.experiment import memory, objectives
+from xlm.experiment import memory, objectives, translation
 from xlm.experiment.data import rows_of_tasks
 from xlm.experiment.masked_lm import encoder_of, masked_lm_of
+from xlm.experiment.task_settings import task_settings
 from xlm.interop import model_folder
 from xlm.objectives.masked_lm import TABLE
 from xlm.objectives.objective import Batch
@@ -184,6 +187,30 @@ class RunsTest(parameterized.TestCase):
         for run in (*xy_lent.RUNS, *CHANGES):
             layer = config_of(run).output_layer
             self.assertTrue(layer.kind in ("full", "blockwise") or layer.log_q_correction, run)
+
+
+class TranslationTest(parameterized.TestCase):
+    @parameterized.parameters(("en-de", 1e-4, 64), ("en-fr", 2e-4, 256))
+    def test_veco_section_5(self, direction, rate, thousands):
+        config = wmt14.get_config(f"{direction},tfds")
+        train, optimizer, chosen = config.train, config.optimizer, config.translation
+        found = (
+            train.num_steps, train.batch_tokens, optimizer.learning_rate,
+            optimizer.warmup_share * train.num_steps, optimizer.schedule, optimizer.decay_power,
+            train.averaged_checkpoints, config.decoding.beams,
+        )  # fmt: skip
+        paper = (100_000, thousands * 1024, rate, 16_000, "polynomial", 1.0, 10, 5)
+        self.assertEqual(found, paper)
+        # The best of Table 4.
+        self.assertEqual((chosen.decoder_layers, chosen.decoder_from), (6, "last"))
+        source, target = direction.split("-")
+        with (
+            mock.patch("tensorflow_datasets.load", side_effect=ValueError("none")) as load,
+            self.assertRaisesRegex(ValueError, f"wmt14 has no data for .*'{direction}'"),
+        ):
+            translation.read_examples(task_settings(config), "validation")
+        self.assertEqual(load.call_args.args[0], f"wmt14_translate/{target}-{source}")
+        self.assertEqual(load.call_args.kwargs["split"], "validation")
 
 
 class ModelsTest(parameterized.TestCase):

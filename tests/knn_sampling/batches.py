@@ -41,7 +41,6 @@ CORRECTED = dataclasses.replace(KNN, log_q_correction=True)
 TARGETS = dataclasses.replace(layer_of("target_sampling"), block_size=5)
 NCE = layer_of("nce")
 NEG = layer_of("neg")
-SAMPLED = (KNN, CORRECTED, TARGETS, NCE, NEG)
 
 
 def random_batch(num_rows: int = V, num_valid: int = NUM_VALID) -> dict[str, np.ndarray]:

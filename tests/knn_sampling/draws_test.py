@@ -13,37 +13,94 @@ from scipy import special, stats
 
 from benchmarks.collectives import collectives_of
 from knn_sampling import draws, sampled_layers
-from knn_sampling.draws import TILE, draw_slots
+from knn_sampling.draws import TILE, Draws, draw_slots
 from knn_sampling.inclusion import log_inclusion
 from knn_sampling.output_layer import OutputLayer
 from knn_sampling.samples import example_axes
 from knn_sampling.settings import KINDS
 from knn_sampling.table_sharding import TableSharding
-from tests.knn_sampling.batches import B, G, M, layer_of, mesh_of, statistics_of
-from tests.knn_sampling.drawing import (
-    BLOCKWISE,
-    CHANGES,
-    CORRECTED,
-    CORRECTED_TARGETS,
-    FULL,
-    KNN,
-    LEAST,
-    NCE,
-    NEG,
-    SAMPLED,
-    TARGETS,
-    VALID,
-    V,
-    batch_of,
-    draw,
-    draw_many,
-    logits_of,
-    repeated,
-    sampled_from,
-    unlikeliness,
+from tests.knn_sampling.batches import (
+    B,
+    G,
+    M,
+    index_of,
+    layer_of,
+    mesh_of,
+    random_batch,
+    sample_of,
+    statistics_of,
 )
 from tests.objectives.example_axes_test import shard
 
+# Three tiles, the last of them short, with padding in it.
+V, VALID = 300, 290
+CHANGES = {"num_valid": VALID, "k": 40, "capacity": V, "num_negatives": 100}
+FULL = layer_of("full", **CHANGES)
+BLOCKWISE = dataclasses.replace(layer_of("blockwise", **CHANGES), block_size=128)
+KNN, TARGETS = (
+    dataclasses.replace(layer_of(kind, **CHANGES), block_size=128)
+    for kind in ("knn", "target_sampling")
+)
+CORRECTED, CORRECTED_TARGETS = (
+    dataclasses.replace(layer, log_q_correction=True) for layer in (KNN, TARGETS)
+)
+NCE, NEG = layer_of("nce", **CHANGES), layer_of("neg", **CHANGES)
+SAMPLED = (KNN, CORRECTED, TARGETS, CORRECTED_TARGETS, NCE, NEG)
+
+
+batch_of = functools.partial(random_batch, V, VALID)
+
+
+def sampled_from(layer: OutputLayer, batch, seed: int = 0):
+    num_rows = len(batch["table"])
+    statistics = statistics_of(num_rows, layer.num_valid)
+    return sample_of(layer, batch, index_of(layer, batch, statistics), statistics, seed)
+
+
+@functools.partial(jax.jit, static_argnames=("layer", "temperature"))
+def draw(layer: OutputLayer, batch, sample, seed: int = 0, temperature: float = 1.0) -> Draws:
+    arguments = (batch[name] for name in ("hidden", "weights", "table", "bias"))
+    return layer.draw(jax.random.key(seed), *arguments, sample, temperature)
+
+
+def draw_many(layer: OutputLayer, batch, temperature: float = 1.0) -> np.ndarray:
+    """Ids by an exact layer at so many positions that the program is worth optimising."""
+    lowered = draw.lower(layer, batch, None, 0, temperature)
+    compiled = lowered.compile({"xla_backend_optimization_level": 1})
+    return np.asarray(compiled(batch, None, 0).ids)
+
+
+def logits_of(batch) -> np.ndarray:
+    """Logits [B M, V] in float64, -inf for padding."""
+    hidden, table, bias = (np.asarray(batch[x], np.float64) for x in ("hidden", "table", "bias"))
+    logits = hidden.reshape(-1, hidden.shape[-1]) @ table.T + bias[None, :]
+    logits[:, VALID:] = -np.inf
+    return logits
+
+
+def repeated(batch, states: int, times: int) -> dict[str, np.ndarray]:
+    """Batch with the first hidden states, each at as many positions [states, times]."""
+    hidden = batch["hidden"].reshape(B * M, -1)[:states]
+    hidden = np.repeat(hidden[:, None], times, axis=1)
+    return batch | {"hidden": hidden, "weights": np.ones(hidden.shape[:2], np.float32)}
+
+
+def unlikeliness(ids: np.ndarray, probabilities: np.ndarray) -> float:
+    """Probability of a chi-square as large as that of draws; rare classes are pooled."""
+    counts = np.bincount(np.asarray(ids).reshape(-1), minlength=len(probabilities))
+    expected = probabilities / probabilities.sum() * counts.sum()
+    if counts[expected == 0].any():
+        return 0.0
+    is_rare = expected < 10
+    observed = np.append(counts[~is_rare], counts[is_rare].sum())
+    expected = np.append(expected[~is_rare], expected[is_rare].sum())
+    some = expected > 0
+    statistic = ((observed - expected)[some] ** 2 / expected[some]).sum()
+    return stats.chi2.sf(statistic, some.sum() - 1)
+
+
+# Each of some hundred tests fails by chance this often, for seeds chosen once.
+LEAST = 1e-4
 WG = B * M // G
 # Of one group, whose rows may come first.
 ONE_GROUP = dataclasses.replace(CORRECTED, group_size=0)
@@ -217,13 +274,6 @@ class InvarianceTest(parameterized.TestCase):
 
 
 class AbsentTest(parameterized.TestCase):
-    @parameterized.parameters(FULL, BLOCKWISE)
-    def test_padding_is_never_drawn(self, layer: OutputLayer):
-        batch = repeated(batch_of(), 2, 500)
-        expected = draw(layer, batch, None)
-        batch["table"][VALID:], batch["bias"][VALID:] = 50.0, np.inf
-        jax.tree.map(np.testing.assert_array_equal, draw(layer, batch, None), expected)
-
     @parameterized.parameters(KNN, CORRECTED, NCE)
     def test_candidates_without_a_row_are_never_drawn(self, layer: OutputLayer):
         batch = batch_of()
@@ -316,7 +366,7 @@ class ShardedTest(parameterized.TestCase):
 
     @parameterized.parameters(*KINDS)
     def test_devices_with_whole_tiles_draw_what_one_draws(self, kind: str):
-        batch = batch_of(4 * TILE, 500)
+        batch = random_batch(4 * TILE, 500)
         single, split = self.layers(kind, 500, capacity=4 * TILE)
         sample = sampled_from(single, batch)
         placed = self.placed(batch)
@@ -350,7 +400,7 @@ class ShardedTest(parameterized.TestCase):
 
     def test_devices_with_parts_of_tiles_draw_from_the_softmax(self):
         _, split = self.layers("full", VALID)
-        batch = batch_of(304, VALID)
+        batch = random_batch(304, VALID)
         found = draw_many(split, self.placed(repeated(batch, 4, 5000)))
         for ids, logits in zip(found, logits_of(batch), strict=False):
             self.assertGreater(unlikeliness(ids, special.softmax(logits)), LEAST)
@@ -358,7 +408,7 @@ class ShardedTest(parameterized.TestCase):
     def test_rows_that_do_not_divide(self):
         _, split = self.layers("full", VALID)
         with self.assertRaisesRegex(ValueError, "302 rows, must be a multiple of the 4 devices"):
-            draw(split, batch_of(302), None)
+            draw(split, random_batch(302, VALID), None)
 
 
 class MemoryTest(parameterized.TestCase):
@@ -370,20 +420,14 @@ class MemoryTest(parameterized.TestCase):
         names = ("hidden", "weights", "table", "bias")
         return {x: jax.ShapeDtypeStruct(s, jnp.float32) for x, s in zip(names, shapes, strict=True)}
 
-    @parameterized.parameters("full", "blockwise")
-    def test_the_logits_are_never_held(self, kind: str):
-        layer = layer_of(kind, num_valid=self.num_rows)
-        compiled = draw.lower(layer, self.shapes(), None).compile()
-        held = compiled.memory_analysis().temp_size_in_bytes
-        self.assertLess(held, 4 * self.positions * self.num_rows / 8)
-
-    def test_neither_are_they_by_devices_nor_the_table(self):
-        layer = layer_of("full", num_valid=self.num_rows, sharding=TableSharding(MESH, ("model",)))
-        placed = {}
-        for name, x in self.shapes().items():
+    @parameterized.parameters(("full", False), ("blockwise", False), ("full", True))
+    def test_the_logits_are_never_held_nor_is_the_table_sent(self, kind: str, is_split: bool):
+        changes = {"sharding": TableSharding(MESH, ("model",))} if is_split else {}
+        layer, shapes = layer_of(kind, num_valid=self.num_rows, **changes), self.shapes()
+        for name, x in shapes.items() if is_split else ():
             layout = NamedSharding(MESH, PartitionSpec("model" if name == "table" else None))
-            placed[name] = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout)
-        compiled = draw.lower(layer, placed, None).compile()
+            shapes[name] = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout)
+        compiled = draw.lower(layer, shapes, None).compile()
         held = compiled.memory_analysis().temp_size_in_bytes
         self.assertLess(held, 4 * self.positions * self.num_rows / 8)
         for collective in collectives_of(compiled.as_text(), 8):

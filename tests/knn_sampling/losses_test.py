@@ -12,6 +12,7 @@ from knn_sampling.blockwise import blockwise_softmax_loss
 from knn_sampling.candidates import Candidates, union_of_neighbours
 from knn_sampling.losses import ABSENT, candidate_softmax_loss, full_softmax_loss, with_z_loss
 from knn_sampling.neighbours import nearest_neighbours
+from knn_sampling.softmax import knn_softmax_loss
 from tests.knn_sampling.batches import assert_close, check_unused_positions, with_gradients
 
 W, D, V = 12, 8, 30
@@ -176,3 +177,31 @@ class ZLossTest(parameterized.TestCase):
         jax.tree.map(
             functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), found, wanted
         )
+
+
+class KNNSoftmaxTest(parameterized.TestCase):
+    def test_it_is_the_softmax_over_the_union(self):
+        hidden, table, bias = map(jnp.asarray, random_inputs())
+
+        def loss(k: int, capacity: int, table=table, weights=None) -> jax.Array:
+            index = nearest_neighbours(table, k=k, num_valid=V)
+            options = {"capacity": capacity, "weights": weights}
+            return knn_softmax_loss(hidden, jnp.array(TARGETS), table, bias, index, **options)
+
+        expected = full_softmax_loss(hidden, TARGETS, WEIGHTS, table, bias, num_valid=V)
+        np.testing.assert_allclose(loss(V, V, weights=WEIGHTS), expected, rtol=1e-5, atol=1e-6)
+
+        index = np.asarray(nearest_neighbours(table, k=3, num_valid=V))
+        union = sorted({*TARGETS.tolist(), *index[TARGETS].ravel().tolist()})
+        self.assertLess(len(union), V)
+        logits = np.asarray(hidden @ table.T + bias[None])
+        of_targets = logits[np.arange(W), TARGETS]
+        expected = np.log(np.exp(logits[:, union]).sum(1)) - of_targets
+        np.testing.assert_allclose(loss(3, V), expected, rtol=1e-5)
+        grads = jax.grad(lambda table: loss(3, V, table).sum())(table)
+        touched = np.flatnonzero(np.abs(np.asarray(grads)).sum(1))
+        self.assertEqual(touched.tolist(), union)
+        # Targets stay where neighbours do not fit.
+        self.assertTrue(np.isfinite(loss(3, W)).all())
+        with self.assertRaisesRegex(ValueError, "capacity is 2, must be at least 12"):
+            loss(3, 2)

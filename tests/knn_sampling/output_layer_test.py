@@ -17,7 +17,7 @@ from knn_sampling.losses import full_softmax_loss
 from knn_sampling.neighbours import nearest_neighbours
 from knn_sampling.noise import cumulative_thresholds, nce_loss, neg_loss
 from knn_sampling.output_layer import OutputLayer, make_exact_layer
-from knn_sampling.sampled_layers import bucket_sizes
+from knn_sampling.sampled_layers import bucket_sizes, loss_in_bucket
 from knn_sampling.settings import KINDS
 from knn_sampling.table_sharding import TableSharding
 from tests.knn_sampling.batches import (
@@ -265,20 +265,6 @@ class NegativesTest(parameterized.TestCase):
         found, _ = value_and_gradients(layer, batch, sample)
         np.testing.assert_allclose(found, expected, rtol=1e-5)
 
-    @parameterized.parameters(KNN, CORRECTED, NEG)
-    def test_candidate_rows_say_where_the_rows_are(self, layer: OutputLayer):
-        batch = random_batch()
-        sample = sample_of(layer, batch, index_of(layer))
-        np.testing.assert_array_equal(sample.candidate_rows, sample.candidates.ids)
-        expected = jax.device_get(value_and_gradients(layer, batch, sample))
-        losses, (by_hidden, by_table, by_bias) = expected
-        order = np.random.default_rng(0).permutation(V)
-        row_of = np.append(np.argsort(order), V + 3)  # out of the table: any number will do
-        candidate_rows = row_of[sample.candidates.ids].astype(np.int32)
-        moved = sample._replace(candidate_rows=candidate_rows)
-        found = value_and_gradients(layer, batch | {"table": batch["table"][order]}, moved)
-        assert_close(found, (losses, (by_hidden, by_table[order], by_bias)))
-
 
 class BlocksAndBucketsTest(parameterized.TestCase):
     @parameterized.parameters((1, 1), (1, 5), (4, 24), (4, 100))
@@ -327,6 +313,31 @@ class BlocksAndBucketsTest(parameterized.TestCase):
         assert_close(value_and_gradients(split, placed, found_sample), expected)
 
 
+SIZES = (3, 5, 12)
+
+
+class BucketSizesTest(parameterized.TestCase):
+    @parameterized.parameters(
+        (1000, 4, (256, 512, 768, 1000)), (1000, 3, (384, 768, 1000)), (1000, 1, (1000,)),
+        (300, 2, (256, 300)), (300, 50, (128, 256, 300)), (128, 4, (128,)), (100, 4, (100,)),
+    )  # fmt: skip
+    def test_by_hand(self, capacity: int, num_buckets: int, sizes: tuple[int, ...]):
+        self.assertEqual(bucket_sizes(capacity, num_buckets), sizes)
+
+    @parameterized.parameters((0, 3), (3, 3), (4, 5), (5, 5), (6, 12), (12, 12), (999, 12))
+    def test_the_smallest_that_fits_is_computed_and_no_other(self, needed: int, size: int):
+        computed = []
+
+        def loss(x: jax.Array, size: int) -> jax.Array:
+            jax.debug.callback(lambda _: computed.append(size), x)
+            return x * size
+
+        run = jax.jit(lambda x, needed: loss_in_bucket(loss, SIZES, needed, x))
+        self.assertEqual(run(jnp.float32(2), jnp.int32(needed)), 2 * size)
+        jax.effects_barrier()
+        self.assertEqual(computed, [size])
+
+
 class SettingsTest(parameterized.TestCase):
     @parameterized.parameters(
         ({"k": 0}, "k is 0, must be at least 1"),
@@ -347,11 +358,8 @@ class SettingsTest(parameterized.TestCase):
         for group_size, num_groups in ((0, 1), (1, 12), (4, 3), (12, 1)):
             settings = dataclasses.replace(SETTINGS, group_size=group_size)
             self.assertEqual(settings.num_groups(12), num_groups)
-        for group_size in (5, 24):
-            settings = dataclasses.replace(SETTINGS, group_size=group_size)
-            message = f"group_size is {group_size}, must divide the batch of 12 sequences"
-            with self.assertRaisesRegex(ValueError, message):
-                settings.num_groups(12)
+        with self.assertRaisesRegex(ValueError, "group_size is 24, must divide the batch of 12"):
+            dataclasses.replace(SETTINGS, group_size=24).num_groups(12)
 
 
 @functools.partial(jax.jit, static_argnums=0)

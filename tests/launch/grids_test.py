@@ -48,6 +48,11 @@ class GridsTest(parameterized.TestCase):
             with self.assertRaisesRegex(ValueError, "has no run 'beta'; there are [a-z]"):
                 recipe.get_config("beta,DATA")
 
+    def test_text_is_shared_where_it_may_be(self):
+        job = jobs.Job("a", f"{SMALL}:reference,DATA", "/runs/a", ("build_vocab",))
+        for name, count in (("alpha", 1), ("batch", 1), ("vocabulary", 4), ("corpora", 4)):
+            self.assertLen(jobs.jobs_of_grid(job, name, 0), count, name)
+
     def test_numbers_of_languages_are_as_named(self):
         for by_count in (xlm_r_full.LANGUAGES, small_xlm_r.LANGUAGES):
             sets = {count: set(names) for count, names in by_count.items() if names}
@@ -85,30 +90,3 @@ class PublishedTest(absltest.TestCase):
             self.assertEqual(config.output_layer.kind, "blockwise")
             self.assertEqual((config.train.batch_size, config.train.num_steps), (8192, 1_500_000))
         self.assertEqual(xlm_r_full.get_config().vocab.target_size, 150_000)
-
-
-class LaunchTest(absltest.TestCase):
-    def job(self, *stages: str) -> jobs.Job:
-        return jobs.Job(
-            "a",
-            "research/configs/xlm_r.py:reference,DATA",
-            "/runs/a",
-            stages,
-            {"data.prefetch": "1"},
-        )
-
-    def test_text_is_prepared_once_and_shared(self):
-        text = jobs.jobs_of_grid(self.job("build_vocab", "prepare_data"), "capacity", 3)
-        self.assertLen(text, 3)  # 7, 15 and 30 languages
-        encoders = jobs.jobs_of_grid(self.job("train", "evaluate"), "capacity", 2)
-        self.assertLen(encoders, 2 * 5)
-        self.assertEqual({one.shared for one in encoders}, {one.workdir for one in text})
-        last = encoders[-1]
-        self.assertEqual(last.config, "research/configs/xlm_r.py:wide_30,DATA")
-        self.assertEqual(last.workdir, "/runs/a/runs/wide_30/seed1")
-        self.assertEqual(last.overrides, {"data.prefetch": "1", "train.seed": "1"})
-        self.assertLen({one.name for one in (*encoders,)}, 10)
-
-    def test_text_is_shared_where_it_may_be(self):
-        for name, count in (("alpha", 1), ("batch", 1), ("vocabulary", 4), ("corpora", 4)):
-            self.assertLen(jobs.jobs_of_grid(self.job("build_vocab"), name, 0), count, name)

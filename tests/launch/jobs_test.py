@@ -112,15 +112,19 @@ class FlagsTest(parameterized.TestCase):
         )  # fmt: skip
 
     def test_runs_of_a_grid_share_their_text(self):
-        given = ["--config=research/configs/xlm_r.py:reference,DATA", "--grid=alpha"]
-        (text,) = self.jobs_of(*given, "--stages=build_vocab,prepare_data")
+        given = ["--config=research/configs/xlm_r.py:reference,DATA", "--grid=capacity",
+                 "--config.data.prefetch=1"]  # fmt: skip
+        text = self.jobs_of(*given, "--stages=build_vocab,prepare_data")
+        self.assertLen(text, 3)  # 7, 15 and 30 languages
         found = self.jobs_of(*given, "--stages=train", "--seeds=2")
-        self.assertLen(found, 12)
-        self.assertLen({job["workdir"] for job in found}, 12)
-        self.assertEqual({job["SHARED"] for job in found}, {text["workdir"]})
-        self.assertEqual(found[7]["config"], "research/configs/xlm_r.py:alpha_0.1,DATA")
-        self.assertEqual(found[7]["config.train.seed"], "1")
-        self.assertEqual(found[7]["workdir"], "/runs/a/runs/alpha_0.1/seed1")
+        self.assertLen({job["workdir"] for job in found}, 2 * 5)
+        self.assertEqual({job["SHARED"] for job in found}, {job["workdir"] for job in text})
+        workdir = "/runs/a/runs/wide_30/seed1"
+        expected = {
+            "config": "research/configs/xlm_r.py:wide_30,DATA", "workdir": workdir,
+            "config.data.prefetch": "1", "config.train.seed": "1", "WORKDIR": workdir,
+        }  # fmt: skip
+        self.assertContainsSubset(expected.items(), found[-1].items())
 
     @parameterized.product(
         launcher=("start", "xmanager"),

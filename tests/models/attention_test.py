@@ -1,6 +1,7 @@
 """Attention against loops over queries, and its uses: masked, biased, crossed, cached, dropped."""
 
 import functools
+import itertools
 import math
 import re
 from unittest import mock
@@ -12,7 +13,7 @@ import numpy as np
 from absl.testing import parameterized
 
 from tests.models.factories import random, random_like
-from xlm.models import attention
+from xlm.models import attention, softmax_attention
 from xlm.models.attention import Attention
 from xlm.models.flash_attention import flash_attention
 from xlm.models.positions import DistanceBias
@@ -228,3 +229,71 @@ class BlocksTest(parameterized.TestCase):
         with mock.patch.object(attention, "_BLOCK", 16):
             self.assertLess(largest("blockwise"), B * H * 64 * 64 / 3)
         self.assertEqual(largest("xla"), B * H * 64 * 64)
+
+
+N, M, L, W = 4, 5, 6, 3  # examples, queries, keys, width of a head
+SOME_SEGMENTS = jnp.array([[1, 1, 2, 2, 3], [1] * 5, [1, 2, 3, 4, 5], [1, 1, 1, 2, 2]])
+# The last query of the first sequence sees nothing.
+OF_MORE_KEYS = jnp.array([[1, 1, 2, 2, 2, 1], [1] * 6, [5, 4, 3, 2, 1, 1], [1, 2, 1, 2, 1, 2]])
+
+
+def plain(query, keys, values, mask=None, bias=None, gate=None) -> jax.Array:
+    scores = jnp.einsum("bqhd,bkhd->bhqk", query, keys) / jnp.sqrt(query.shape[-1])
+    if bias is not None:
+        of_examples = jnp.repeat(bias, len(query) // len(bias), axis=0)
+        scores += of_examples if gate is None else of_examples * jnp.moveaxis(gate, 1, 2)[..., None]
+    if mask is not None:
+        scores = jnp.where(mask, scores, -1e30)
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), values)
+
+
+INPUTS = {
+    "query": random(N, M, H, W, seed=0),
+    "keys": random(N, L, H, W, seed=1),
+    "values": random(N, L, H, W, seed=2),
+}
+MASK = segment_mask(SOME_SEGMENTS, OF_MORE_KEYS)
+GATE = random(N, M, H, seed=3)
+
+
+def gradients(function, mask, inputs: dict):
+    direction = random(N, M, H, W, seed=9)
+
+    def loss(inputs):
+        output = function(**inputs, mask=mask)
+        return (output * direction).sum(), output
+
+    return jax.grad(loss, has_aux=True)(inputs)
+
+
+@jax.jit
+def both(mask, inputs: dict):
+    return gradients(softmax_attention.attend, mask, inputs), gradients(plain, mask, inputs)
+
+
+class AttendTest(parameterized.TestCase):
+    @parameterized.product(
+        masked=(False, True),
+        # There is a gate of a bias alone.
+        bias=((None, False), *itertools.product((1, 2, N), (False, True))),
+    )
+    def test_equals_derived_gradients(self, masked: bool, bias: tuple[int | None, bool]):
+        (biased, gated), inputs = bias, dict(INPUTS)
+        if biased:
+            inputs["bias"] = random(biased, H, M, L, seed=4)
+        if gated:
+            inputs["gate"] = GATE
+        found, expected = both(MASK if masked else None, inputs)
+        check = functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-6)
+        jax.tree.map(check, found, expected)
+
+    def test_bfloat16_is_near_float32(self):
+        half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), INPUTS)
+        (grads, output), _ = both(MASK, half)
+        _, (expected_grads, expected) = both(MASK, INPUTS)
+        self.assertEqual({x.dtype for x in jax.tree.leaves((grads, output))}, {jnp.bfloat16.dtype})
+        check = functools.partial(np.testing.assert_allclose, rtol=0.05, atol=0.05)
+        jax.tree.map(
+            lambda a, b: check(np.asarray(a, np.float32), b),
+            (grads, output), (expected_grads, expected),
+        )  # fmt: skip

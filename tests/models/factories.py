@@ -22,6 +22,24 @@ def random(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
+def random_segments(batch: int, length: int, seed: int = 0) -> np.ndarray:
+    """Three segments and padding of each sequence, not at the borders of blocks."""
+    ends = np.sort(np.random.default_rng(seed).integers(1, length, (batch, 3)), axis=1)
+    found = 1 + (np.arange(length)[None, :, None] >= ends[:, None, :]).sum(axis=2)
+    return (found % 4).astype(np.int32)
+
+
+def values_and_gradients(function, *arrays):
+    """Gradients of a weighted sum of a function of arrays in each of them, and its value."""
+
+    def loss(*arrays):
+        out = function(*arrays)
+        weights = np.random.default_rng(1).normal(size=out.shape).astype(np.float32)
+        return (out * weights).sum(), out
+
+    return jax.jit(jax.grad(loss, tuple(range(len(arrays))), has_aux=True))(*arrays)
+
+
 @functools.cache
 def boxed_shapes(settings: EncoderSettings):
     """Shapes and types of an encoder's parameters, boxed with their axis names."""

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
+from tests.models.factories import random_segments
 from xlm.models import flash_attention
 from xlm.models.flash_attention import _reach, dropout_words, fault, is_kept
 from xlm.models.positions import by_index
@@ -27,13 +28,6 @@ CASES = (
 )
 
 
-def segments_of(length: int, seed: int) -> np.ndarray:
-    """Three segments and padding of each sequence, not at the borders of blocks."""
-    ends = np.sort(np.random.default_rng(seed).integers(1, length, (B, 3)), axis=1)
-    found = 1 + (np.arange(length)[None, :, None] >= ends[:, None, :]).sum(axis=2)
-    return (found % 4).astype(np.int32)
-
-
 def inputs_of(num_queries, num_keys, size, rate, bias) -> dict:
     rng = np.random.default_rng(0)
     shapes = {"query": num_queries, "keys": num_keys, "values": num_keys}
@@ -43,8 +37,9 @@ def inputs_of(num_queries, num_keys, size, rate, bias) -> dict:
     if bias == "gated":
         found["gate"] = rng.normal(size=(B, num_queries, H))
     found = {name: jnp.asarray(x, jnp.float32) for name, x in found.items()}
-    both = segments_of(num_queries, 1), segments_of(num_keys, 1 if num_keys == num_queries else 2)
-    found |= {"of_queries": jnp.asarray(both[0]), "of_keys": jnp.asarray(both[1])}
+    of_keys = random_segments(B, num_keys, 1 if num_keys == num_queries else 2)
+    found["of_queries"] = jnp.asarray(random_segments(B, num_queries, 1))
+    found["of_keys"] = jnp.asarray(of_keys)
     if rate:
         words = dropout_words(jax.random.key(0), B, H, num_queries, num_keys)
         found |= {"rows": words[0], "columns": words[1]}
@@ -96,7 +91,7 @@ class FlashAttentionTest(parameterized.TestCase):
     @parameterized.parameters(0, 1, 16, 17, 40)
     def test_reach_holds_what_is_seen_and_little_more(self, half):
         length, size = 128, 16
-        of_both = segments_of(length, 3)
+        of_both = random_segments(B, length, 3)
         of_both = np.where(of_both == 0, 4, of_both)  # sorted
         with mock.patch.object(flash_attention, "_BLOCK", size):
             reach = np.asarray(_reach(jnp.asarray(of_both), jnp.asarray(of_both), half))

@@ -1,4 +1,9 @@
-"""Dense layers against Flax's, and the sum of their biases' gradients against float64."""
+"""Dense layers against Flax's, and what heads of spans mask.
+
+task_heads_parity_test.py compares all heads with PyTorch.
+"""
+
+import functools
 
 import flax.linen as nn
 import jax
@@ -6,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
+from tests.models.factories import random_like
+from xlm.models.heads import SpanHead
 from xlm.models.layers import dense
 
 KEY = jax.random.key(0)
@@ -41,3 +48,20 @@ class DenseTest(parameterized.TestCase):
         self.assertEqual(found.dtype, jnp.float32)
         expected = np.asarray(weights, np.float64).sum(axis=(0, 1))
         np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+class HeadsTest(parameterized.TestCase):
+    def test_no_span_begins_or_ends_where_no_answer_may_be(self):
+        hidden = np.random.default_rng(0).normal(size=(3, 7, 4)).astype(np.float32)
+        batch = {"answerable": np.arange(7) % 3 < np.array([[2], [0], [1]])}
+        init, apply = (
+            functools.partial(function, deterministic=True)
+            for function in (SpanHead().init, SpanHead().apply)
+        )
+        shapes = jax.eval_shape(init, jax.random.key(0), hidden, batch)
+        params = random_like(shapes["params"])
+        found = np.asarray(jax.jit(apply)({"params": params}, hidden, batch))
+        expected = hidden @ params["output"]["kernel"] + params["output"]["bias"]
+        answerable = batch["answerable"]
+        np.testing.assert_allclose(found[answerable], expected[answerable], rtol=1e-5)
+        self.assertLess(np.max(found[~answerable]), -1e8)

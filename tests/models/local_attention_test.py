@@ -1,16 +1,24 @@
-"""Attention within windows and segments by blocks, against weights of all pairs, and its cost."""
+"""Attention within windows and segments, by blocks and by Splash, against weights of all pairs."""
 
 import functools
 import math
+import re
 from unittest import mock
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from tests.models.factories import boxed_shapes, encoder_settings
+from tests.models.factories import (
+    boxed_shapes,
+    encoder_settings,
+    random,
+    random_segments,
+    values_and_gradients,
+)
 from xlm.models import attention, segments
 from xlm.models.attention import Attention
 from xlm.models.encoder import Encoder
@@ -22,21 +30,8 @@ from xlm.training.flops import matmul_flops
 B, H, D = 2, 2, 8
 
 
-def inputs(length: int) -> tuple[np.ndarray, np.ndarray]:
-    """States, and three segments and padding of each sequence."""
-    rng = np.random.default_rng(length)
-    ends = np.sort(rng.integers(1, length, (B, 3)), axis=1)
-    found = 1 + (np.arange(length)[None, :, None] >= ends[:, None, :]).sum(axis=2)
-    return rng.normal(size=(B, length, H * D)).astype(np.float32), (found % 4).astype(np.int32)
-
-
-def values_and_gradients(mixed, query, keys, values):
-    def loss(*arguments):
-        out = mixed(*arguments)
-        weights = np.random.default_rng(1).normal(size=out.shape).astype(np.float32)
-        return (out * weights).sum(), out
-
-    return jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(query, keys, values)
+def projections(length: int) -> list[np.ndarray]:
+    return [random(B, length, H, D, seed=i) for i in range(3)]
 
 
 def mix(half: int, kernel: str, of_segments, query, keys, values):
@@ -46,16 +41,20 @@ def mix(half: int, kernel: str, of_segments, query, keys, values):
     return module._mixed(query, pair, None, None, None, of_segments, True, kernel, False)
 
 
+def seen(half: int, of_segments):
+    """Attention by weights of all pairs, of which those of a segment and a window are seen."""
+    mask, length = segment_mask(of_segments), of_segments.shape[1]
+    mask = mask & window_mask(length, length, half) if half else mask
+    return lambda *qkv: attend(*qkv, mask)
+
+
 class SeenTest(parameterized.TestCase):
     @parameterized.parameters(
         (40, 2, 4), (41, 4, 4), (37, 3, 7), (64, 16, 64), (130, 64, 64), (260, 64, 64), (40, 0, 4)
     )
     def test_values_and_gradients_are_those_of_all_pairs(self, length, half, least):
-        x, of_segments = inputs(length)
-        by_head = [x.reshape(B, length, H, D) * (i + 1) / 2 for i in range(3)]
-        mask = segment_mask(of_segments)
-        mask = mask & window_mask(length, length, half) if half else mask
-        expected = values_and_gradients(lambda *qkv: attend(*qkv, mask), *by_head)
+        by_head, of_segments = projections(length), random_segments(B, length)
+        expected = values_and_gradients(seen(half, of_segments), *by_head)
         check = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
         with (
             mock.patch.object(segments, "_LEAST_BLOCK", least),
@@ -64,12 +63,10 @@ class SeenTest(parameterized.TestCase):
             found = values_and_gradients(functools.partial(mix, half, "xla", of_segments), *by_head)
         jax.tree.map(check, found, expected)
 
-    @parameterized.parameters((200, 16), (256, 64))
+    @parameterized.parameters((40, 0), (256, 0), (200, 16), (256, 64))
     def test_splash(self, length, half):
-        x, of_segments = inputs(length)
-        by_head = [x.reshape(B, length, H, D) * (i + 1) / 2 for i in range(3)]
-        mask = segment_mask(of_segments) & window_mask(length, length, half)
-        expected = values_and_gradients(lambda *qkv: attend(*qkv, mask), *by_head)
+        by_head, of_segments = projections(length), random_segments(B, length)
+        expected = values_and_gradients(seen(half, of_segments), *by_head)
         interpreted = functools.partial(segment_attention, interpret=True)
         with mock.patch.object(attention, "segment_attention", interpreted):
             mixed = functools.partial(mix, half, "splash", of_segments)
@@ -85,7 +82,7 @@ class SeenTest(parameterized.TestCase):
         params = {name: {"kernel": jnp.eye(length)} for name in ("query", "key", "value", "output")}
         params["query"] = {"kernel": jnp.zeros((length, length))}
         x = jnp.broadcast_to(jnp.eye(length), (B, length, length))
-        of_segments = inputs(length)[1]
+        of_segments = random_segments(B, length)
         with (
             mock.patch.object(segments, "_LEAST_BLOCK", 2 if longest == 8 else 64),
             mock.patch.object(attention, "LONGEST_AT_ONCE", longest),
@@ -98,6 +95,34 @@ class SeenTest(parameterized.TestCase):
         self.assertTrue((np.asarray(found)[~seen] == 0).all())
         kept = (np.asarray(found)[seen] > 0).mean()
         self.assertAlmostEqual(1 - kept, rate, delta=4 * math.sqrt(0.21 / seen.sum()))
+
+    @parameterized.parameters("float32", "bfloat16")
+    def test_splash_lowers_for_tpus_without_an_array_of_all_pairs(self, dtype: str):
+        shape = (2, 512, 12, 64)
+        tokens = jax.ShapeDtypeStruct(shape, dtype)
+        segments = jax.ShapeDtypeStruct(shape[:2], jnp.int32)
+
+        def gradients(*arguments):
+            def total(*arguments):
+                return segment_attention(*arguments).astype(jnp.float32).sum()
+
+            return jax.grad(total, (0, 1, 2))(*arguments)
+
+        export = jax.export.export(jax.jit(gradients), platforms=["tpu"])
+        exported = export(tokens, tokens, tokens, segments)
+        self.assertEqual({x.dtype for x in exported.out_avals}, {jnp.dtype(dtype)})
+        text = exported.mlir_module()
+        # Values, gradients of queries, gradients of keys and values.
+        self.assertEqual(text.count("custom_call @tpu_custom_call"), 3)
+        shapes = re.findall(r"tensor<((?:\d+x)+)", text)
+        sizes = [math.prod(map(int, x.split("x")[:-1])) for x in shapes]
+        self.assertGreaterEqual(max(sizes), math.prod(shape))
+        self.assertLess(max(sizes), 12 * 512**2)
+
+    def test_splash_refuses_another_sequence(self):
+        query, keys, values = projections(8)
+        with self.assertRaisesRegex(ValueError, r"are \(2, 8, 2, 8\), \(2, 7, 2, 8\)"):
+            segment_attention(query, keys[:, 1:], values[:, 1:], random_segments(B, 8))
 
 
 def shapes_of(traced) -> set[tuple[int, ...]]:
@@ -129,7 +154,7 @@ class CostTest(parameterized.TestCase):
             hidden = encode(tokens, tokens, tokens, deterministic=True, method="encode")
             return hidden.sum()
 
-        return jax.jit(jax.grad(loss)).trace(_unboxed(settings), row)
+        return jax.jit(jax.grad(loss)).trace(nn.unbox(boxed_shapes(settings)), row)
 
     def test_no_array_is_over_all_pairs(self):
         length = self.LENGTH
@@ -157,9 +182,3 @@ class CostTest(parameterized.TestCase):
             return self.traced(length).lower().compile().memory_analysis().temp_size_in_bytes
 
         self.assertLess(temporary(8192), 2.2 * temporary(4096))
-
-
-def _unboxed(settings):
-    import flax.linen as nn
-
-    return nn.unbox(boxed_shapes(settings))

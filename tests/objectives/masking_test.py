@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from xlm.objectives.masking import Masked, mask_tokens
 from xlm.objectives.settings import MaskSettings
@@ -164,23 +164,6 @@ class SpansTest(parameterized.TestCase):
                 found = jax.tree.map(np.asarray, mask(key, row[None], settings))
                 places = found.positions[found.weights > 0].tolist()
                 self.assertEqual(set(places), slow_spans(key, row, settings))
-
-
-class PureFunctionTest(absltest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        super().setUpClass()
-        cls.tokens = rows_with_text([0, 5, 11, 16, 3, 16, 16, 9], length=16)
-        cls.masked = mask(jax.random.key(0), cls.tokens)
-
-    def assert_same(self, found: Masked):
-        jax.tree.map(np.testing.assert_array_equal, found, self.masked)
-
-    def test_the_key_decides(self):
-        self.assert_same(mask_eagerly(jax.random.key(0), jnp.asarray(self.tokens)))
-        other = mask(jax.random.key(1), self.tokens)
-        self.assertFalse(np.array_equal(other.positions, self.masked.positions))
-        self.assertFalse(np.array_equal(other.inputs, self.masked.inputs))
 
 
 class MaskSettingsTest(parameterized.TestCase):

@@ -32,15 +32,9 @@ def write_rows(workdir: pathlib.Path, languages: str, tokenizer: bytes, seed: in
     """Vocabulary and random rows of a working directory, some held out."""
     folder = data_builders.Folders(workdir).rows
     folder.mkdir(parents=True)
-    rng, statistics = np.random.default_rng(seed), {}
-    for language in languages.split():
-        for split in ("train", "heldout"):
-            rows = rng.integers(5, tiny_tasks.VOCAB, (4, LENGTH)).astype(np.uint16)
-            rows[:, 0], rows[:, -1] = factories.BOS, factories.EOS
-            np.save(folder / f"{language}.{split}.npy", rows)
-        np.save(folder / f"{language}.counts.npy", np.arange(tiny_tasks.VOCAB))
-        one = {"rows": 4, "tokens": 56, "unknown": 0, "characters": 160}
-        statistics[language] = {"train": one, "heldout": one}
+    statistics = factories.write_rows(
+        folder, languages.split(), LENGTH, 4, 56, 160, tiny_tasks.VOCAB, seed
+    )
     return write_dataset(workdir, tokenizer, tiny_tasks.VOCAB, LENGTH, statistics)
 
 

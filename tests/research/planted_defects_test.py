@@ -3,13 +3,13 @@
 import lzma
 import pathlib
 import random
-import tempfile
 
 import numpy as np
 from absl.testing import parameterized
 
 from research.planted_defects import Defect, damaged, parse, plant
 from research.studies.defects import between_seeds
+from tests.folders import FolderTest
 from tests.input_pipeline.reading import read_parallel
 from xlm.common import artifacts
 
@@ -71,11 +71,10 @@ class DamagedTest(parameterized.TestCase):
         self.assertEqual(set(found), set(self.wrong))
 
 
-class PlantTest(parameterized.TestCase):
+class PlantTest(FolderTest):
     def setUp(self):
         super().setUp()
-        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        self.data, self.output = folder / "data", folder / "planted"
+        self.data, self.output = self.folder / "data", self.folder / "planted"
         (self.data / "bitext").mkdir(parents=True)
         for number, pair in enumerate(PAIRS):
             lines = ["\t".join(row) for row in rows(pair)]

@@ -2,8 +2,6 @@
 
 import json
 import math
-import pathlib
-import tempfile
 from unittest import mock
 
 import numpy as np
@@ -13,6 +11,7 @@ from absl.testing import absltest, parameterized
 from research import pivot, results, stats
 from research.pivot import Column, Line
 from research.results import Result, Results, Row, mean
+from tests.folders import FolderTest
 from xlm.common import artifacts
 
 
@@ -20,7 +19,7 @@ def row(run: str, seed: int | None, metric: str, item: str, value) -> Row:
     return Row("study", run, seed, metric, item, value, {}, "abc", "command", "2026-11-29T00:00Z")
 
 
-class FormsTest(parameterized.TestCase):
+class FormsTest(FolderTest):
     @parameterized.parameters(
         ({"losses": {"en": {"loss": 3.0}}, "minutes": 2},
          [("losses/loss", "en", 3.0), ("minutes", "", 2)]),
@@ -49,22 +48,20 @@ class FormsTest(parameterized.TestCase):
         self.assertEqual(results.run_of(path), expected)
 
     def test_what_is_written_is_read(self):
-        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         rows = [row("runs/a", 0, "loss", "en", 3.5), row("speed", None, "text", "", "a\u2028b")]
-        results.write(folder / "runs" / "a" / results.MEASURED, rows)
-        self.assertEqual(results.in_folder(folder), rows)
+        results.write(self.folder / "runs" / "a" / results.MEASURED, rows)
+        self.assertEqual(results.in_folder(self.folder), rows)
 
     def test_kept_results_stay_and_new_ones_join_them(self):
-        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        self.enter_context(mock.patch.object(results, "RECORDS", folder / "records"))
+        self.enter_context(mock.patch.object(results, "RECORDS", self.folder / "records"))
         old = {"path": "runs/a/seed0/record.json", "commit": "x", "time": "", "content": {"m": 1}}
-        artifacts.write_text(folder / "records" / "study.jsonl", json.dumps(old) + "\n")
+        artifacts.write_text(self.folder / "records" / "study.jsonl", json.dumps(old) + "\n")
         for run, value in (("a", 2), ("b", 3)):
             rows = [row(f"runs/{run}", 0, "m", "", value)]
-            results.write(folder / "work" / "runs" / run / results.MEASURED, rows)
-        self.assertEqual(results.keep("study", folder / "work"), 1)
-        self.assertEqual(results.keep("study", folder / "work"), 0)
-        found = Results(results.read(folder / "records" / "study.jsonl"))
+            results.write(self.folder / "work" / "runs" / run / results.MEASURED, rows)
+        self.assertEqual(results.keep("study", self.folder / "work"), 1)
+        self.assertEqual(results.keep("study", self.folder / "work"), 0)
+        found = Results(results.read(self.folder / "records" / "study.jsonl"))
         values = {run: found.of(run)[0].one("m") for run in ("runs/a", "runs/b")}
         self.assertEqual(values, {"runs/a": 1, "runs/b": 3})
 

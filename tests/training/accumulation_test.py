@@ -1,16 +1,18 @@
-"""Batches in parts against whole ones, and against the sum of their parts one by one."""
+"""Batches in parts against whole ones and the sum of their parts; random keys of a step."""
 
+import dataclasses
 import functools
-import pathlib
-import tempfile
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
-from tests import factories
+from input_pipeline.stream import PACKED
+from tests import factories, folders
+from tests.training import toy_runs
 from xlm.objectives.objective import Batch, Objective, gathered_rows, means
+from xlm.objectives.settings import MaskSettings
 from xlm.training.accumulation import WHOLE_BATCHES, Accumulation, accumulate
 from xlm.training.loop import train
 from xlm.training.metrics import read_metrics
@@ -81,12 +83,9 @@ def arrays_of(step: int) -> dict[str, np.ndarray]:
     return {"tokens": rng.integers(0, V, (B, 2)).astype(np.int32), "target": target}
 
 
-class Data:
+class Data(toy_runs.Data):
     def batches(self, steps):
         return (("lookups", arrays_of(step)) for step in steps)
-
-    def step_values(self, step):
-        return {}
 
 
 def functions_of(
@@ -195,16 +194,63 @@ class AccumulationTest(parameterized.TestCase):
             run(functions_of(Lookup(draws=False), Accumulation(3, 0)), 1)
 
 
-class WarmUpTest(parameterized.TestCase):
+class WarmUpTest(folders.FolderTest):
     @parameterized.parameters((0, [8] * 8), (4, [2, 4, 6, 8, 8, 8, 8, 8]), (6, [2, 2, 4, 6, 6, 8]))
     def test_the_batch_grows(self, warmup_steps, expected):
-        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         functions = functions_of(Lookup(draws=True), Accumulation(4, warmup_steps))
-        train(functions, SETTINGS, folder, Data())
-        found = [r["train/batch_rows"] for r in read_metrics(folder / "metrics.jsonl")]
+        train(functions, SETTINGS, self.folder, Data())
+        found = [r["train/batch_rows"] for r in read_metrics(self.folder / "metrics.jsonl")]
         self.assertEqual(found[: len(expected)], expected)
         self.assertEqual(found[-1], B)
 
     def test_it_stays_whole_in_a_long_run(self):
         for step in (10_000, 2**31 - 1):
             self.assertEqual(Accumulation(2048, 10_000).microbatches_at(jnp.int32(step)), 2048)
+
+
+SOME, ALL = MaskSettings(0.3, 1.0, 0.0), MaskSettings(0.99, 1.0, 0.0)
+# What is random about the loss of a batch, each alone: kind of output layer, dropout, masks.
+MASKS, DROPOUT, SAMPLES = ("full", 0.0, SOME), ("full", 0.5, ALL), ("nce", 0.0, ALL)
+NOTHING = ("full", 0.0, ALL)
+TOLERANCE = 1e-4  # of a sum of 40 losses in another order
+
+
+def losses(random, **kwargs) -> list[float]:
+    """Two steps on one batch, of seeds 0, 0 and 1; nothing is learned."""
+    kind, dropout_rate, mask = random
+    objective = factories.masked_lm(
+        factories.output_layer_settings(kind=kind, num_negatives=5),
+        factories.encoder_settings(num_layers=0, dropout_rate=dropout_rate),
+        mask=mask,
+    )
+    optimizer = factories.optimizer_settings(learning_rate=0.0)
+    functions = factories.train_functions(objective, optimizer, **kwargs)
+    params = factories.random_params(objective)
+    batch = Batch({"tokens": factories.packed_tokens()}, PACKED)
+
+    @jax.jit
+    def two_steps(seed, params, batch):
+        def step(state, _):
+            state, metrics = functions.train_step(objective, state, batch)
+            return state, metrics["loss"][0]
+
+        first = dataclasses.replace(functions.init(seed), params=params)
+        return jax.lax.scan(step, first, length=2)[1]
+
+    found = [two_steps(np.int32(seed), params, batch) for seed in (0, 0, 1)]
+    return np.concatenate(found).tolist()
+
+
+class KeysTest(parameterized.TestCase):
+    @parameterized.parameters(
+        (MASKS, {}), (DROPOUT, {"prng": "rbg"}), (SAMPLES, {"accumulation": Accumulation(2, 0)})
+    )
+    def test_every_step_and_seed_has_a_key_of_its_own(self, random, changes):
+        found = losses(random, **changes)
+        self.assertEqual(found[:2], found[2:4])
+        distances = np.diff(np.sort(found[2:]))
+        self.assertGreater(distances.min(), 10 * TOLERANCE)
+
+    def test_the_key_is_all_that_is_random(self):
+        # Or else the test above could not tell what made its losses differ.
+        self.assertLess(np.ptp(losses(NOTHING)), TOLERANCE)

@@ -30,17 +30,24 @@ def compiled(
     return made._replace(**{name: jax.jit(getattr(made, name)) for name in names})
 
 
-def steps_taken(settings: OptimizerSettings, gradients: list):
-    """The parameters after one step from the same ones, the state going on."""
-    optimizer = compiled(settings)
-    state = optimizer.init(PARAMS)
-    found = []
+def run(settings: OptimizerSettings, gradients: list, num_steps: int = 100, first=PARAMS):
+    """Parameters after a step with each of the gradients, in turn, and the last state."""
+    optimizer = compiled(settings, num_steps)
+    params, state, found = first, optimizer.init(first), []
     for one in gradients:
-        params, read = optimizer.read(PARAMS, state, {})
-        jax.tree.map(np.testing.assert_array_equal, params, PARAMS)
-        params, state = optimizer.update(one, read, PARAMS, state)
+        read, held = optimizer.read(params, state, {})
+        jax.tree.map(np.testing.assert_array_equal, read, params)
+        params, state = optimizer.update(one, held, params, state)
         found.append(jax.device_get(params))
-    return found
+    return found, state
+
+
+def some_gradients(count: int) -> list:
+    rng = np.random.default_rng(2)
+    return [
+        jax.tree.map(lambda p: rng.normal(size=p.shape).astype(np.float32), PARAMS)
+        for _ in range(count)
+    ]
 
 
 @functools.cache
@@ -63,25 +70,30 @@ class AdamWTest(parameterized.TestCase):
             self.assertGreater(np.abs(found[0][name]).max(), 1e-3)
             np.testing.assert_allclose(found[0][name], share * found[1][name], atol=1e-6)
 
-    def test_equals_the_formula(self):
-        rng = np.random.default_rng(0)
-        gradients = [
-            jax.tree.map(lambda p: rng.normal(size=p.shape).astype(np.float32), PARAMS)
-            for _ in range(6)
-        ]
+    @parameterized.parameters("adamw", "stable_adamw")
+    def test_equals_the_formula(self, kind):
+        """StableAdamW slows an array whose gradient outgrows its moment."""
+        gradients = some_gradients(6)
+        gradients[3]["matrix"] *= 50
         rates = rates_of(SETTINGS)
-        found = steps_taken(SETTINGS, gradients)
+        found, _ = run(dataclasses.replace(SETTINGS, kind=kind), gradients, 10)
         for name, decay in (("matrix", 0.1), ("bias", 0.0)):
             mean = square = np.zeros_like(PARAMS[name], np.float64)
-            for step, params in enumerate(found):
+            params, greatest = PARAMS[name].astype(np.float64), 0.0
+            for step, after in enumerate(found):
                 gradient = gradients[step][name].astype(np.float64)
                 mean = 0.9 * mean + 0.1 * gradient
                 square = 0.98 * square + 0.02 * gradient**2
-                adam = mean / (1 - 0.9 ** (step + 1))
-                adam /= np.sqrt(square / (1 - 0.98 ** (step + 1))) + 1e-6
-                update = rates[step] * (adam + decay * PARAMS[name])
-                np.testing.assert_allclose(params[name], PARAMS[name] - update, rtol=1e-5)
-                self.assertGreater(np.abs(update).max(), 0.01)
+                moment = square / (1 - 0.98 ** (step + 1))
+                rms = np.sqrt(np.mean(gradient**2 / np.maximum(moment, 1e-12)))
+                greatest = max(greatest, rms)
+                adam = mean / (1 - 0.9 ** (step + 1)) / (np.sqrt(moment) + 1e-6)
+                rate = rates[step] / (max(1, rms) if kind == "stable_adamw" else 1)
+                params = params - rate * (adam + decay * params)
+                np.testing.assert_allclose(after[name], params, rtol=1e-5)
+            self.assertGreater(np.abs(params - PARAMS[name]).max(), 0.01)
+            if name == "matrix":
+                self.assertGreater(greatest, 1.5)
 
     def test_biases_and_scales_of_all_layers_together_do_not_decay(self):
         shapes = {"kernel": (2, 3, 3), "bias": (2, 3), "scale": (2, 3), "table": (5, 3)}
@@ -101,9 +113,9 @@ class AdamWTest(parameterized.TestCase):
         small = jax.tree.map(lambda p: np.full_like(p, 0.1), PARAMS)  # a norm of 0.3
         large = jax.tree.map(lambda p: np.full_like(p, 100.0), PARAMS)
         clipped = jax.tree.map(lambda p: np.full_like(p, 1 / 3), PARAMS)  # a norm of 1
-        found = steps_taken(settings, [small, large])
+        found, _ = run(settings, [small, large], 10)
         unclipped = dataclasses.replace(settings, clip_norm=0.0)
-        expected = steps_taken(unclipped, [small, clipped if clip_norm else large])
+        expected, _ = run(unclipped, [small, clipped if clip_norm else large], 10)
         check = functools.partial(np.testing.assert_allclose, rtol=1e-6)
         jax.tree.map(check, found, expected)
         self.assertGreater(np.abs(found[1]["bias"] - PARAMS["bias"]).min(), 0.1)
@@ -115,47 +127,7 @@ LAYERED = {
 }
 
 
-def run(settings: OptimizerSettings, gradients: list, num_steps: int = 100):
-    """Parameters and state after a step with each of the gradients, in turn."""
-    optimizer = compiled(settings, num_steps)
-    params, state = PARAMS, optimizer.init(PARAMS)
-    found = []
-    for one in gradients:
-        _, read = optimizer.read(params, state, {})
-        params, state = optimizer.update(one, read, params, state)
-        found.append(jax.device_get(params))
-    return found, state
-
-
-def some_gradients(count: int) -> list:
-    rng = np.random.default_rng(2)
-    return [
-        jax.tree.map(lambda p: rng.normal(size=p.shape).astype(np.float32), PARAMS)
-        for _ in range(count)
-    ]
-
-
 class StableAdamWTest(parameterized.TestCase):
-    def test_an_array_whose_gradient_outgrows_its_moment_is_slowed(self):
-        settings = dataclasses.replace(SETTINGS, kind="stable_adamw", beta2=0.99)
-        gradients = some_gradients(4)
-        gradients[3]["matrix"] *= 50
-        rates, (found, _) = rates_of(SETTINGS), run(settings, gradients, 10)
-        for name, decay in (("matrix", 0.1), ("bias", 0.0)):
-            mean = square = np.zeros_like(PARAMS[name], np.float64)
-            before = PARAMS[name].astype(np.float64)
-            for step in range(4):
-                gradient = gradients[step][name].astype(np.float64)
-                mean = 0.9 * mean + 0.1 * gradient
-                square = 0.99 * square + 0.01 * gradient**2
-                moment = square / (1 - 0.99 ** (step + 1))
-                rms = np.sqrt(np.mean(gradient**2 / np.maximum(moment, 1e-12)))
-                adam = mean / (1 - 0.9 ** (step + 1)) / (np.sqrt(moment) + 1e-6)
-                before = before - rates[step] / max(1, rms) * (adam + decay * before)
-                np.testing.assert_allclose(found[step][name], before, rtol=1e-5)
-            if name == "matrix":
-                self.assertGreater(rms, 1.5)
-
     def test_each_layer_has_its_own_rate(self):
         """A layer moves as it would alone."""
         settings = dataclasses.replace(SETTINGS, kind="stable_adamw", warmup_steps=0)
@@ -229,13 +201,7 @@ def layered_gradients(seed: int):
 
 @functools.cache
 def layered_steps(settings: OptimizerSettings) -> list:
-    optimizer, params, found = compiled(settings), LAYERED, []
-    state = optimizer.init(params)
-    for step in range(4):
-        _, held = optimizer.read(params, state, {})
-        params, state = optimizer.update(layered_gradients(step), held, params, state)
-        found.append(jax.device_get(params))
-    return found
+    return run(settings, [layered_gradients(step) for step in range(4)], 10, LAYERED)[0]
 
 
 class MuonTest(parameterized.TestCase):

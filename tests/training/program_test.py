@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from configs import quickstart
 from input_pipeline.dataset import StreamedData
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds
-from tests import factories
+from tests import factories, folders
 from tests.input_pipeline.reading import pack_rows
 from xlm.common.schema import settings as settings_of
 from xlm.experiment import evaluators as evaluator_builders
@@ -127,11 +127,6 @@ class Stop(Exception):
     """Interruption of a run."""
 
 
-class TestCase(parameterized.TestCase):
-    def new_folder(self) -> pathlib.Path:
-        return pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "train"
-
-
 def train_variant(
     functions: TrainFunctions, variant: str, folder: pathlib.Path, num_steps: int = 8, **kwargs
 ):
@@ -180,7 +175,7 @@ def train_and_watch(
     return state, seen
 
 
-class ResumeTest(TestCase):
+class ResumeTest(folders.FolderTest):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()

@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.pair_phases import PairRecord, load_pair_record, write_pair_record
+from tests import folders
 from tests.training import program_test
 from xlm.experiment import evaluators, robust
 from xlm.experiment import model as builders
@@ -71,7 +72,7 @@ def tearDownModule():
         one.cache_clear()  # or their programs would stay loaded
 
 
-class RunTest(program_test.TestCase):
+class RunTest(folders.FolderTest):
     def run_to_the_end(
         self, folder: pathlib.Path, axes: tuple[int, int, int] = program_test.SINGLE, **kwargs
     ):

@@ -5,8 +5,6 @@ import json
 import math
 import pathlib
 
-from absl.testing import absltest
-
 from tests import commands
 from tests.folders import FolderTest
 from xlm.common import artifacts, tables
@@ -153,7 +151,3 @@ class RunReportTest(FolderTest):
     def test_a_folder_without_a_run_is_named(self):
         with self.assertRaisesRegex(ValueError, f"{self.folder} has no metrics.jsonl; name"):
             run_report.read(self.folder)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -153,7 +153,6 @@ class HostPartsTest(parameterized.TestCase):
 
 class TrainSettingsTest(parameterized.TestCase):
     @parameterized.parameters(
-        ({"log_every": 0}, "train.log_every is 0, must be at least 1"),
         ({"accumulation_steps": 3}, "accumulation_steps is 3, must divide .* 8"),
         ({"batch_warmup_steps": 5}, "batch_warmup_steps is 5, but a batch has one"),
         ({"keep_every": 15}, "keep_every is 15, must be a multiple of .* 10: no"),

@@ -3,14 +3,14 @@
 import dataclasses
 import functools
 import pathlib
-import tempfile
 
 import jax
 import numpy as np
 from absl.testing import parameterized
 
-from tests import factories
+from tests import factories, folders
 from tests.toy_objective import INPUT, OUTPUT, SkipGram
+from tests.training import toy_runs
 from xlm.objectives.objective import Batch
 from xlm.training.accumulation import Accumulation
 from xlm.training.checkpoint import restore_latest, restore_latest_params
@@ -56,16 +56,10 @@ def tearDownModule():
     initial_params.cache_clear()
 
 
-class Data:
+class Data(toy_runs.Data):
     def batches(self, steps: range):
         for step in steps:
             yield "packed", {"tokens": np.random.default_rng(step).integers(0, V, (4, 6), np.int32)}
-
-    def describe_batch(self, step: int):
-        return []
-
-    def step_values(self, step: int):
-        return {}
 
 
 def steps_taken(functions: TrainFunctions, state, steps: range):
@@ -79,10 +73,7 @@ def assert_equal(found, expected):
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
-class TestCase(parameterized.TestCase):
-    def new_folder(self) -> pathlib.Path:
-        return pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "train"
-
+class TestCase(folders.FolderTest):
     def train(self, settings: OptimizerSettings, folder: pathlib.Path, **kwargs):
         return train(functions_of(settings), SETTINGS, folder, Data(), **kwargs)
 

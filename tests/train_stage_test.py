@@ -1,4 +1,4 @@
-"""Settings of runs that go on from a checkpoint with other settings."""
+"""Settings of a run that is resumed, and of one that goes on from a checkpoint with others."""
 
 from absl.testing import parameterized
 
@@ -8,7 +8,7 @@ from xlm.common import artifacts
 from xlm.experiment import data as data_builders
 
 
-class PhasesTest(folders.FolderTest):
+class Case(folders.FolderTest):
     def setUp(self):
         super().setUp()
         self.folders = data_builders.Folders(self.folder)
@@ -24,6 +24,56 @@ class PhasesTest(folders.FolderTest):
         config.update_from_flattened_dict({k.replace("__", "."): v for k, v in changes.items()})
         return data_builders.open_train_stage(config, self.folders, step)
 
+
+class ResumeTest(Case):
+    def resume(self, changes: dict, **optimizer) -> None:
+        """Open the stage of a run under a config with changes."""
+        self.stage(**optimizer).claim()
+        self.stage(**optimizer, **changes)
+
+    def test_only_what_changes_no_step_may_change(self):
+        self.resume({
+            "train.log_every": 7, "train.keep_checkpoints": 9, "train.keep_every": 5,
+            "train.deterministic": True, "mesh.slices": 2, "mesh.fsdp": 2,
+            "train.tensorboard": True, "train.peak_flops": 1e12, "train.profile_from": 5,
+            "train.profile_steps": 5, "train.evaluate_every": 7, "train.checkpoint_every": 9,
+            "data.loader": "tf.data", "data.prefetch": 9, "data.read_threads": 0,
+            "data.read_ahead": 0, "evaluation.max_sequences": 7,
+        })  # fmt: skip
+        changes = {
+            "train.num_steps": 7, "train.batch_size": 8, "train.seed": 1, "data.alpha": 0.1,
+            "optimizer.schedule": "cosine", "model.num_heads": 4, "output_layer.k": 3,
+            "train.prng": "rbg", "data.block_bytes": 1 << 20, "data.window_blocks": 8,
+        }  # fmt: skip
+        keys = "".join(f"  {key}: there .*, now .*\n" for key in sorted(changes))
+        with self.assertRaisesRegex(ValueError, f"another config:\n{keys}Choose"):
+            self.resume(changes)
+
+    def test_a_run_from_before_a_key_existed_has_its_default(self):
+        self.stage().claim()
+        recorded = artifacts.read_json(self.path)
+        del recorded["optimizer"]["muon_momentum"], recorded["model"]["position"]
+        recorded["data"]["pair_buckets"] = [128]  # a key that is gone
+        artifacts.write_json(self.path, recorded)
+        with self.assertRaisesRegex(
+            ValueError, "config:\n  model.position: there 'learned', now 'gated'\nChoose"
+        ):
+            self.stage()
+        self.stage(model__position="learned")
+
+    def test_what_is_missing_is_told_with_what_to_run(self):
+        with self.assertRaisesRegex(ValueError, "rows holds no .* run prepare_data.py"):
+            data_builders.open_packed_dataset(self.folders)
+        with self.assertRaisesRegex(ValueError, "spm.model does not exist; run build_vocab.py"):
+            self.folders.read_tokenizer()
+
+    @parameterized.parameters("evaluate_every", "checkpoint_every")
+    def test_when_rows_are_brought_up_to_date_may_not(self, key):
+        with self.assertRaisesRegex(ValueError, f"train.{key}: there 2, now 7"):
+            self.resume({f"train.{key}": 7}, optimizer__embedding_update="rows")
+
+
+class PhasesTest(Case):
     def test_each_phase_is_recorded_and_its_settings_are_those_of_the_folder(self):
         self.stage().claim()
         first = artifacts.read_object(self.path)
