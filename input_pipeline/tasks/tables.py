@@ -158,8 +158,8 @@ def _json_objects(path: pathlib.Path, text: str) -> Iterator[_Record]:
             start = (text.find("\n", start) + 1) or len(text)
             continue
         if not isinstance(found, dict):
-            fault = f"{str(found)[:40]!r} is not a JSON object; each row must be one"
-            found = ValueError(f"{path}, line {number}: {fault}")
+            words = f"{str(found)[:40]!r} is not a JSON object; each row must be one"
+            found = ValueError(f"{path}, line {number}: {words}")
         yield number, found
 
 

@@ -57,11 +57,11 @@ class TextEncoder:
                 f"--dimension is {dimension}, must be at most {encoder.hidden_size}, or 0 for all"
             )
         with declarations.of_file(folder):
-            objective = builders.with_head(config, encoder)
-            params = objectives.checked_params(objective, params)
+            with_head = builders.with_head(config, encoder)
+            params = objectives.checked_params(with_head, params)
         self._dimension, self._options = dimension or encoder.hidden_size, task_settings(config)
         pad, mesh = self._tokenizer.special.pad, builders.mesh()
-        self._predictor = builders.predictor(config, objective, pad, mesh)
+        self._predictor = builders.predictor(config, with_head, pad, mesh)
         self._params = jax.device_put(params, replicated(mesh))
         digests = Pretrained(encoder, params, b"").digests()
         self._identity = [self._dimension, config.task.to_dict(), digests["parameters"]]

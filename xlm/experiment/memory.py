@@ -143,7 +143,7 @@ def estimate(config: ConfigDict, num_devices: int, stage: int = -1, backend: str
     sequences = config.output_layer.group_size or config.train.batch_size // parts
     classes = _classes_at_once(masked_lm.output_layer, sequences * slots)
     logits = rows * slots * classes // _shards(mesh_settings.table_axes()[0], mesh)
-    on_device = {
+    on_device: dict[str, Any] = {
         "head_shards": _shards(mesh_settings.axes_of("heads"), mesh),
         "mlp_shards": _shards(mesh_settings.axes_of("mlp"), mesh),
         "backend": backend,
