@@ -32,7 +32,7 @@ class CostsTest(parameterized.TestCase):
         records = json.loads(COMPILED.read_text())
 
         def milliseconds(kind: str, shards: bool) -> tuple[float, float]:
-            key = " mesh.shard_optimizer_over_data=True" if shards else ""
+            key = "" if shards else " mesh.shard_optimizer_over_data=False"
             preset = f"vocap_500k_{kind}{key} model.attention=blockwise"
             compiled = records[f"{preset} h100:8 packed"]["ms"]
             return 1e3 * estimated(shards_optimizer=shards)[kind], compiled
