@@ -371,9 +371,10 @@ class SeenTest(FolderTest):
         for name, size in (("en.txt", 40_000), ("en-00000-of-00001.txt", 0), ("sw.txt", 9000)):
             if size:
                 (self.folder / name).write_text("word\n" * (size // 5))
+        self.write("ka.txt", "a\n")
         config = config_of(corpus__root=str(self.folder), corpus__parallel=())
         config.corpus.max_train_bytes_of = {"en": 30_000}
-        self.assertEqual(data.text_tokens(config), {"en": 7500, "sw": 2250})
+        self.assertEqual(data.text_tokens(config), {"en": 7500, "sw": 2250, "ka": 1})
         config.train.update(num_steps=0, num_epochs=1.0)
         with self.assertRaisesRegex(ValueError, "num_epochs is 1.0, and there is no text"):
             costs.seen(config, {})

@@ -181,12 +181,14 @@ def report(
       workdir: of a run, to count its rows if there are any; "" for none.
     """
     rows: list[dict[str, Any]] = []
+    is_estimated = False
     epochs = collections.defaultdict[str, dict[str, Any]](dict)
     for phase, config in configs.items():
         folders = Folders(pathlib.Path(workdir, *(("phases", phase) if phase else ())))
         has_rows = bool(workdir) and folders.has_rows
         there = open_packed_dataset(folders).statistics if has_rows else {}
         text = {one: of["train"]["tokens"] for one, of in there.items()} or text_tokens(config)
+        is_estimated |= bool(text) and not has_rows
         steps, by_language = seen(config, text)
         flops, parameters = sizes(config, num_devices)
         row = {"steps": steps, "PFLOP": steps * flops / 1e15}
@@ -204,7 +206,6 @@ def report(
     total = {key: sum(row[key] for row in rows) for key in rows[0] if key != "phase"}
     if len(rows) > 1:
         rows.append({"phase": "all", **total})
-    is_estimated = bool(epochs) and not has_rows
     basis = _basis(total, parameters, num_devices, target, is_estimated=is_estimated)
     formats = {"steps": ",", "PFLOP": ",.4g", "tokens, million": ",.1f"}
     shown = [tables.markdown(rows, formats | dict.fromkeys(total.keys() - formats, ".3g")),

@@ -202,7 +202,11 @@ def text_tokens(config: ConfigDict) -> dict[str, int]:
     for language, path in sources.find_text(spec) if spec.root else ():
         found[language] += text_files.text_bytes(path, places.state(path)[0])
     limits = {one: spec.limit_of(one) or size for one, size in found.items()}
-    return {one: min(size, limits[one]) // BYTES_PER_TOKEN for one, size in found.items()}
+    return {
+        one: max(min(size, limits[one]) // BYTES_PER_TOKEN, 1)
+        for one, size in found.items()
+        if size
+    }
 
 
 def rows_of_tasks(config: ConfigDict) -> tuple[int, int]:
