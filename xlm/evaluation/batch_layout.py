@@ -1,6 +1,6 @@
 """Batches of an evaluation: choice of sequences, and sharding over devices."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -61,15 +61,13 @@ class BatchLayout:
         found = [function(params, *batch) for batch in self.batches(*arrays, fill=fill)]
         return np.concatenate(jax.device_get(found))[: len(arrays[0])]
 
-    def batches(self, *arrays: np.ndarray, fill: int) -> list[tuple[Any, ...]]:
-        """Cut arrays [N, L] into placed batches; `fill` completes the last one."""
+    def batches(self, *arrays: np.ndarray, fill: int) -> Iterator[tuple[Any, ...]]:
+        """Cut arrays [N, L] into batches, placed as they are taken; `fill` completes the last."""
         count = len(arrays[0])
         more = ((0, -count % self.size), (0, 0))
         padded = [np.pad(array, more, constant_values=fill) for array in arrays]
-        return [
-            self.placed(*(array[start : start + self.size] for array in padded))
-            for start in range(0, count, self.size)
-        ]
+        for start in range(0, count, self.size):
+            yield self.placed(*(array[start : start + self.size] for array in padded))
 
     def placed(self, *arrays: np.ndarray) -> tuple[Any, ...]:
         """Shard arrays [size, ...], of which every host has a copy, over the devices."""
