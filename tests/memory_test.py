@@ -89,7 +89,7 @@ def sized(size: str, fsdp: int, model: int):
     module, run, changes = SIZES[size]
     config = module.get_config(run)
     config.update_from_flattened_dict(changes)
-    config.mesh.update(fsdp=fsdp, model=model)
+    config.mesh.update(fsdp=fsdp, model=model, shard_optimizer_over_data=False)
     return config
 
 
@@ -128,6 +128,15 @@ class EstimateTest(parameterized.TestCase):
         found = estimate_of(size, devices, fsdp, model).bytes()
         gigabytes = tuple(round(found[part] / 1e9, 2) for part in memory.PARTS[:4])
         self.assertEqual(gigabytes, STATES[size, devices, fsdp, model])
+
+    def test_devices_share_the_optimizer_and_not_the_gradients(self):
+        config = sized("base_250k", 1, 1)
+        whole = memory.estimate(config, 8).bytes()
+        config.mesh.shard_optimizer_over_data = True
+        shared = memory.estimate(config, 8).bytes()
+        self.assertEqual(shared["gradients"], whole["gradients"])
+        for part in ("parameters", "optimizer"):
+            self.assertBetween(whole[part] / shared[part], 7.5, 8)
 
     @parameterized.parameters(*SIZES)
     def test_layout_on_256_devices(self, size):
@@ -222,6 +231,7 @@ class EstimateTest(parameterized.TestCase):
         if model == "large":
             config.model.update(xlm_r.get_config("large").model)
         config.model.attention = "xla"  # as it was compiled
+        config.mesh.shard_optimizer_over_data = False
         config.vocab.target_size, config.output_layer.kind = vocab_size, "blockwise"
         with mock.patch.object(jax, "default_backend", return_value="tpu"):
             found = memory.estimate(config, devices).bytes()
@@ -233,6 +243,7 @@ class StagesTest(absltest.TestCase):
     def test_cross_attention_alone_takes_less(self):
         """Of VECO's 662M parameters less than a fifth are its (Table 7; Section 2.3)."""
         config = veco.get_config("large")
+        config.mesh.shard_optimizer_over_data = False
         first, last = (memory.estimate(config, 64, stage).bytes() for stage in (0, -1))
         self.assertAlmostEqual(last["parameters"] / 4e6, 662, delta=1)
         self.assertEqual(first["parameters"], last["parameters"])

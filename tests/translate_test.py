@@ -75,7 +75,9 @@ class TranslateTest(folders.FolderTest):
             self.assertEqual(one["tokens"][-1][0], "</s>")
             self.assertAlmostEqual(one["log_prob"], sum(p for _, p in one["tokens"]), places=4)
         self.write("mine", "the cat\n")
-        with self.assertRaisesRegex(ValueError, "given has 3 lines, but .*mine 1; give one for each"):
+        with self.assertRaisesRegex(
+            ValueError, "given has 3 lines, but .*mine 1; give one for each"
+        ):
             output(given)
 
     def test_lines_keep_their_order_and_empty_ones_stay(self):

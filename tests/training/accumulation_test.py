@@ -190,7 +190,7 @@ class AccumulationTest(parameterized.TestCase):
         jax.tree.map(check, grads, expected)
 
     def test_a_batch_that_cannot_be_cut(self):
-        with self.assertRaisesRegex(ValueError, "accumulation_steps is 3, .* one of 8 examples"):
+        with self.assertRaisesRegex(ValueError, "accumulation_steps is 3, .* one has 8 examples"):
             run(functions_of(Lookup(draws=False), Accumulation(3, 0)), 1)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from xlm.training.sharding import whole_over_data
 from xlm.training.stages import Stage
 from xlm.training.state import TrainState
 
@@ -88,7 +89,8 @@ def state_bytes(state: TrainState, stage: Stage) -> dict[str, int]:
         "parameters": state.params,
         "optimizer": state.opt_state,
         "extra state": state.extra,
-        "gradients": stage.trained_part(state.params),
+        # A device has all those of its examples before it shares their sum with `data`.
+        "gradients": whole_over_data(stage.trained_part(state.params)),
     }
     return {name: sum(map(_device_bytes, jax.tree.leaves(part))) for name, part in parts.items()}
 
