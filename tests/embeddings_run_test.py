@@ -88,7 +88,7 @@ class EmbeddingsRunTest(folders.FolderTest):
         right = [line["hits"][0]["line"] == number for number, line in enumerate(lines, 1)]
         self.assertGreater(np.mean(right), 0.3)
         asked = f"--vectors={output}", f"--queries={self.write('none', '')}"
-        self.assertIn("none has no queries", self.run_command("search", run, *asked, status=2))
+        self.assertIn("none: the file is empty", self.run_command("search", run, *asked, status=2))
         told = self.run_command(*encode, "--overwrite", "--dimension=17", status=2)
         self.assertIn("--dimension is 17, must be at most 16", told)
         told = self.run_command("predict", *encode[1:], "--overwrite", status=2)

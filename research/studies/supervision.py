@@ -134,7 +134,7 @@ def _fine_tuning(
         **_TUNING[task],
         **splits.keys(task),
         "optimizer.frozen": ("embeddings",) if own.train == "en" else (),
-        "task.max_length": plan.config(encoder.config).dataset.length,
+        "task.max_length": plan.config(encoder.config).store.length,
         "task.train_languages": languages[own.train],
         "task.validation_languages": languages[own.select],
         "task.test_languages": (language,) if language else tuple(names),

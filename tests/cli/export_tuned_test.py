@@ -89,7 +89,7 @@ class CardTest(ExportCase):
         self.assertEqual(found, expected)
         self.assertIn("Labels: `ADJ`, `ADP`, ", card)
         for language, scores in results["test"].items():
-            shown = [f"{100 * scores[name]:.1f}" for name in ("accuracy", "f1")]
+            shown = [f"{100 * scores[name]:.1f}" for name in ("f1", "accuracy")]
             self.assertIn(f"\n| {language} | 24 | {' | '.join(shown)} |", card)
         self.assertIn("| train.epochs | 16.0 |", card)
         self.assertIn("| optimizer.learning_rate | 0.01 |", card)

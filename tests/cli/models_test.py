@@ -120,7 +120,7 @@ class EntryPointsTest(FolderTest):
         output, new = self.folder / "new", self.write("new.model", OTHER)
         flags = (f"--model={folder}", f"--output={output}", f"--vocabulary={new}")
         both = (*flags, f"--check={new}")
-        self.assert_refused("--vocabulary replaces.*leave out one", "import_model", *both)
+        self.assert_refused("--vocabulary replaces.*leave one out", "import_model", *both)
         printed = self.succeed("import_model", *flags)
         said = "14 pieces: 12 copied, 1 from their parts, 1 from the mean of all\n"
         self.assertEqual(printed, said)

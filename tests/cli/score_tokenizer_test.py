@@ -210,7 +210,7 @@ class CommandTest(FolderTest):
             ((f"--tokenizers=a={model}", "--languages=sw,de"), "no text in de; there are en, sw"),
             (("--tokenizers=spm.model",), "must be NAME=PATH"),
             (("--tokenizers=a=x.model",), "no such file"),
-            ((f"--tokenizers=a={model},a={model}",), "'a' is there twice"),
+            ((f"--tokenizers=a={model},a={model}",), "'a' comes twice"),
         ):
             with self.assertRaisesRegex(ValueError, message):
                 self.run_main(*flags)

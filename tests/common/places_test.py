@@ -149,7 +149,7 @@ class PlacesTest(FolderTest):
             place._fs.pipe_file(place._key(places.LOCK), void)
             with places.locked(url):
                 pass
-        lost = f"on third has taken the folder over.* is in {copy}"
+        lost = f"on third has taken the folder over.* are in {copy}"
         with self.assertRaisesRegex(OSError, lost), places.locked(url):
             place._fs.pipe_file(place._key(places.LOCK), json.dumps({"host": "third"}).encode())
             (copy / "a").write_text("mine")

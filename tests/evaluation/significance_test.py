@@ -154,7 +154,7 @@ class ReportTest(folders.FolderTest):
             r"text_classes \(test data\) and text_labels .* no common": {"task": "text_labels"},
         }.items():
             other = self.run_of("bb", 0.5, **differs)
-            self.assertRegex(self.section(a=one, bb=other), rf"a and bb are not compared.*{reason}")
+            self.assertRegex(self.section(a=one, bb=other), rf"No comparison of a and bb.*{reason}")
         other = self.run_of("bb", 0.5)
         path = "bb/predictions/test.en.jsonl"
         text = (self.folder / path).read_text()

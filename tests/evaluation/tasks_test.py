@@ -52,7 +52,7 @@ class ClassesTest(parameterized.TestCase):
         self.assertAlmostEqual(tasks.label_scores(TASKS["stsb"], data, decided)["pearson"], 1.0)
         lines = KINDS["regression"].lines(TASKS["stsb"], data, outputs, decided, None)
         self.assertEqual(lines[0], {"id": "0", "prediction": 1.0})
-        with self.assertRaisesRegex(ValueError, "cola, en: example 1 has none"):
+        with self.assertRaisesRegex(ValueError, "cola, en: example 1 has no label"):
             tasks.label_scores(TASKS["cola"], texts(0, None), [0, 0])
 
 

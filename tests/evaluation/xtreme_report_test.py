@@ -34,7 +34,7 @@ class ReadTest(Case):
         ({"seed": "1"}, 'seed is "1", must be a whole number'),
         ({"test": {"de": {"accuracy": 48.0}}}, "test.de.accuracy is 48.0, must be a number <= 1"),
         ({"test": {"de": {"f1": 0.5}}}, "test.de lacks accuracy"),
-        ({"test": {}}, "has no scores"),
+        ({"test": {}}, "there are no scores"),
         ({"task": "cola", "test": {"en": {"matthews": -1.5}}}, "test.en.matthews is -1.5, must be"),
         ({"task": "xquad", "test": {"en": {"f1": 0.5}}}, "test.en lacks exact_match"),
         ({"found": 1}, "the object has the unknown field found"),

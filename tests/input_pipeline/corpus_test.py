@@ -334,7 +334,7 @@ class FaultsTest(_CorpusTest):
             ("en.txt.lz4: unknown compression", {"text": ("text",)}),
             ("language 'sw' has too little text", {"text": ("short",)}),
             ("sw.txt: 1 lines, .*has 2", {"parallel": ("unequal",)}),
-            ("sw-00000-of-00002.txt: is a part", {"parallel": ("shard",)}),
+            ("sw-00000-of-00002.txt: is a shard", {"parallel": ("shard",)}),
             ("corpus.language_codes", {"text": (".",), "language_codes": {"sw": "../x"}}),
         ):
             self.assert_fault(words, **changes)

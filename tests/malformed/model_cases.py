@@ -48,7 +48,7 @@ def _checkpoints() -> Iterator[Case]:
     ):
         yield case(kind, f"{command}, {name}", command, breaks, says, template="run", flags=flags)
     detection = {"objective": "replaced_token", "replaced_token__generator_layers": "0"}
-    without = "init_from is .*work, a run without a generator .* its objective is masked_lm; .* name"
+    without = "init_from is .*work, a run without a generator .*objective is masked_lm; .* name one"
     for what, breaks, says, changes in (
         ("no checkpoint", remove(place), "train.init_from.*without a checkpoint", {}),
         ("a run without a generator", nothing, without, detection),

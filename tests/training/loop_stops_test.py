@@ -122,7 +122,7 @@ class NotFiniteTest(TestCase):
     def test_a_state_that_is_not_finite_is_not_evaluated_nor_saved(self, num_steps):
         rates = factories.optimizer_settings(learning_rate=1e39)
         settings = dataclasses.replace(SETTINGS, num_steps=num_steps, checkpoint_every=1)
-        error = "the state after step 1 holds numbers that are not finite, in params.w; the check"
+        error = "the state after step 1 holds numbers that are not finite, in params.w; earlier"
         with self.assertRaisesRegex(FloatingPointError, error):
             functions = factories.train_functions(Toy(), rates)
             train(functions, settings, self.folder, Data(), [lambda state: self.fail()])

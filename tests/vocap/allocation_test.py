@@ -1,5 +1,6 @@
 """Tests of language probabilities and of the allocation by all methods."""
 
+import dataclasses
 import itertools
 import random
 from collections.abc import Mapping, Sequence
@@ -183,6 +184,50 @@ class RandomCurvesTest(parameterized.TestCase):
             for lang, margin in result.margins.items():
                 self.assertEqual(margin.less, slow.change(lang, -1))
                 self.assertEqual(margin.more, slow.change(lang, 1))
+
+    @parameterized.parameters(*METHODS)
+    def test_neither_the_order_of_languages_nor_the_scale_of_alp_and_q_matters(self, method):
+        rng = random.Random(1)
+        for _ in range(30):
+            curves, q = random_curves(rng, concave=False, nested=False, ties=True)
+            arguments = {"beta": 1.0, "budget": random_budget(rng, curves), "method": method}
+            expected = allocate(curves, q, **arguments)
+            shuffled = {lang: curves[lang] for lang in rng.sample(list(curves), len(curves))}
+            self.assertEqual(allocate(shuffled, q, **arguments), expected)
+            scaled = {
+                lang: dataclasses.replace(curve, alp=tuple(4 * x for x in curve.alp))
+                for lang, curve in curves.items()
+            }
+            result = allocate(scaled, {lang: 1024 * q[lang] for lang in q}, **arguments)
+            self.assertEqual((result.sizes, result.pieces), (expected.sizes, expected.pieces))
+
+    def test_no_other_choice_of_sizes_reaches_a_better_objective(self):
+        rng = random.Random(2)
+        for _ in range(30):
+            step, num_sizes = rng.randint(1, 5), 5
+            curves, amounts = {}, {}
+            for language in ("a", "b", "c", "d"):
+                rises = sorted(rng.sample(range(1, 20), num_sizes), reverse=True)
+                sizes = range(step, step * num_sizes + 1, step)
+                curves[language] = disjoint_curve(language, sizes, itertools.accumulate(rises))
+                amounts[language] = rng.choice([1.0, 1.0, rng.uniform(1, 9)])  # ties as well
+            q = language_probabilities(amounts, 1.0)
+            budget = step * rng.randint(len(curves), len(curves) * num_sizes)
+
+            def objective(indices, curves=curves, q=q) -> float:
+                pairs = zip(curves.items(), indices, strict=True)
+                return sum(q[lang] ** 0.7 * curve.alp[i] for (lang, curve), i in pairs)
+
+            feasible = [
+                indices
+                for indices in itertools.product(range(num_sizes), repeat=len(curves))
+                if sum(step * (i + 1) for i in indices) == budget
+            ]
+            result = allocate(curves, q, beta=0.7, budget=budget)
+            chosen = [result.sizes[lang] // step - 1 for lang in curves]
+            self.assertIn(tuple(chosen), feasible)
+            self.assertAlmostEqual(objective(chosen), max(map(objective, feasible)))
+            self.assertIsNone(result.partial)
 
 
 class AllocateTest(parameterized.TestCase):

@@ -51,8 +51,7 @@ def _hits(place: pathlib.Path, asked: pathlib.Path, *shown: pathlib.Path) -> Ite
         raise ValueError(f"--queries={asked} is a text file; give the --workdir that encodes it")
     else:
         encoder = encoding.TextEncoder(places.fetched(_WORKDIR.value), vectors.shape[1])
-        if not (questions := encoding.read_lines([asked])):
-            raise ValueError(f"{asked} has no queries; write one on each line")
+        questions = encoding.read_lines([asked])
         queries = encoder(questions, "query")
     if queries.shape[1] != vectors.shape[1]:
         raise ValueError(
