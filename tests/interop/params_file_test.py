@@ -53,7 +53,7 @@ class ParamsFileTest(folders.FolderTest):
 
     def test_files_that_are_none(self):
         with self.assertRaisesRegex(
-            ValueError, "does not exist; copy .* move it, DONE and checkpoints .* run finetune.py"
+            ValueError, "does not exist; copy .* move it, DONE and checkpoints .* rerun finetune.py"
         ):
             read_params(self.path)
         self.path.write_bytes(b"nothing of the kind")

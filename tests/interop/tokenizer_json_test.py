@@ -223,7 +223,7 @@ class BlanksTest(MapCase):
         ((STANDARD,), (metaspace("always"),), "is 'always', must be 'never' if nothing merges"),
         ((), (metaspace("first"),), "is 'first', must be 'never' if nothing merges"),
         ((), (SPLIT, metaspace("first")), "is 'first', must be 'always' after WhitespaceSplit"),
-        ((merged(" "),), (metaspace("never"),), "is 'never', must be 'always' or 'first' where"),
+        ((merged(" "),), (metaspace("never"),), "is 'never', must be 'always' or 'first' if"),
         # The map may make blanks after they were merged.
         ((merged(" "), STANDARD), (metaspace("always"),), "must be 'never' if nothing merges"),
         ((), (SPLIT, metaspace("always", replacement="_")), "a blank by '_', must be '▁'"),

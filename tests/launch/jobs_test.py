@@ -18,7 +18,7 @@ class JobTest(parameterized.TestCase):
         ({"name": "Run_1"}, "--name is 'Run_1'"),
         ({"name": "a" * 41}, "at most 40"),
         ({"workdir": "runs/a"}, "--workdir is 'runs/a'"),
-        ({"workdir": "gs://b/a", "shared": "gs://b"}, "gs://b: the jobs of a sweep link"),
+        ({"workdir": "gs://b/a", "shared": "gs://b"}, "gs://b: jobs of a sweep link"),
         ({"stages": ()}, "--stages are ''"),
         ({"stages": ("train", "prepare_data")}, "in this order"),
         ({"stages": ("train", "train")}, "each once"),
