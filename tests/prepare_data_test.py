@@ -254,7 +254,7 @@ class WorkingDirectoryTest(folders.FolderTest):
                 rf"{rows}\n  corpus\.seed: there 0, now 9\n",
             ),
         ):
-            self.assertRegex(self.execute(self.folder, "train", **changes), told + lines + "Where")
+            self.assertRegex(self.execute(self.folder, "train", **changes), told + lines + "If keys of corpus")
         # What changes no vocabulary is no difference, nor are keys that its record does not have.
         unchanging = {"vocab__compare": "('joint',)", "vocab__num_workers": "3"}
         path = self.folder / "work/vocab/settings.json"

@@ -123,7 +123,7 @@ class SchemaTest(parameterized.TestCase):
     def test_a_docstring_documents_several_fields_at_once(self):
         text = documentation(OptimizerSettings)
         self.assertEqual(text["beta1"], text["epsilon"])
-        self.assertStartsWith(text["stages"], "(name, steps) of the first stages of a run: in")
+        self.assertStartsWith(text["stages"], "(name, steps) of the first stages of a run. For")
 
     def test_fields_of_another_package_are_keys(self):
         own = dataclasses.make_dataclass("Own", ["width", "depth"])

@@ -129,8 +129,8 @@ class LengthTest(FolderTest):
 
     @parameterized.parameters(
         ({}, "are 0, 0.0, 0; set one of them above 0"),
-        ({"num_steps": 5, "num_epochs": 1.0}, "are 5, 1.0, 0, of which one"),
-        ({"num_epochs": 1.0, "num_tokens": 9}, "are 0, 1.0, 9, of which one"),
+        ({"num_steps": 5, "num_epochs": 1.0}, "are 5, 1.0, 0; set one"),
+        ({"num_epochs": 1.0, "num_tokens": 9}, "are 0, 1.0, 9; set one"),
     )
     def test_one_length_must_be_given(self, train, message):
         with self.assertRaisesRegex(ValueError, f"train.num_steps, .* {message}"):

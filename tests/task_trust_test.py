@@ -43,7 +43,7 @@ class TrustTest(folders.FolderTest):
             self.assertAlmostEqual(of_noun, support["NOUN"] / total)
             self.assertEqual(set(results["baselines"]["random"][language]), set(scores))
         printed = task_results.table(TASKS["udpos"], results)
-        self.assertRegex(printed, r"\| accuracy \| f1 \| .* \| majority f1 \| random f1 \|")
+        self.assertRegex(printed, r"\| f1 \| accuracy \| .* \| majority f1 \| random f1 \|")
         page = (folder / "report.html").read_text()
         self.assertEqual(page.count("<svg"), 4)
         self.assertNotIn("collapsed", page)

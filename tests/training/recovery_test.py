@@ -87,7 +87,7 @@ class FaultTest(checkpoint_test.TestCase):
         self.start_with(1, 2)
         (self.folder / "2/state/_METADATA").unlink()  # for what Orbax takes files of no permission
         fault = PermissionError(13, "Permission denied", "f")
-        error = r"checks/2 cannot be read now \(Permission denied: f\).* run the same command again"
+        error = r"checks/2 cannot be read now \(Permission denied: f\).* rerun the command"
         with mock.patch.object(faults, "open", side_effect=fault, create=True):
             self.assert_left(UnreadableError, error)
         with mock.patch.object(Checkpoints, "steps", return_value=[1, 3]):

@@ -64,7 +64,7 @@ class TableAxesTest(parameterized.TestCase):
         of_rules = dataclasses.replace(settings(2, 2, 2), rules=rules)
         shape = jax.ShapeDtypeStruct((8, 6), np.float32)
         boxed = {"embeddings": {"table": nn.LogicallyPartitioned(shape, ("vocab", "embed"))}}
-        message = r"embeddings/table \(8, 6\) .* of 6, .* over mesh.data=2 x mesh.fsdp=2 devices"
+        message = r"embeddings/table \(8, 6\) .* of 6, but mesh.data=2 x mesh.fsdp=2 devices"
         with self.assertRaisesRegex(ValueError, message):
             param_shardings(boxed, make_mesh(of_rules), of_rules)
 
@@ -155,7 +155,7 @@ class TrainSettingsTest(parameterized.TestCase):
     @parameterized.parameters(
         ({"accumulation_steps": 3}, "accumulation_steps is 3, must divide .* 8"),
         ({"batch_warmup_steps": 5}, "batch_warmup_steps is 5, but a batch has one"),
-        ({"keep_every": 15}, "keep_every is 15, must be a multiple of .* 10: no"),
+        ({"keep_every": 15}, "keep_every is 15, must be a multiple of .* 10: the run"),
     )
     def test_what_does_not_fit(self, changes, message):
         settings = TrainSettings(batch_size=8, checkpoint_every=10)

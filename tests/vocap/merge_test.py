@@ -142,7 +142,7 @@ class WriteModelTest(parameterized.TestCase):
 
     @parameterized.parameters((["a", "b", "a"], "'a'"), (["a", ""], "''"), (["<pad>"], "'<pad>'"))
     def test_pieces_that_cannot_stand_are_named(self, pieces, name):
-        with self.assertRaisesRegex(ValueError, rf"distinct, not empty.*<mask>; got \[{name}\]"):
+        with self.assertRaisesRegex(ValueError, rf"pieces \[{name}\] are repeated, empty or fixed"):
             merge.write_model(pieces, np.full(len(pieces), -1.0))
 
 
