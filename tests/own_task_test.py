@@ -166,7 +166,7 @@ class FilesTest(Case):
         self.assertEqual(everywhere[1].keys(), {"en", "de", "sw"})
         config.task.update(restricted)
         trained = read("train")
-        told = "data in de, sw: .* selected on en only; name them in task.validation_"
+        told = "data in de, sw, .* selected on en only; name them in task.validation_"
         with self.assert_told(told):
             scored = read("validation")
         # English is divided as before, of the others nothing is lost.

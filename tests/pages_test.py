@@ -65,7 +65,7 @@ class TutorialsTest(pages.PageTest):
         self.link("FOLDER", tiny_tasks.encoder_folder(1))
         with tiny_tasks.quick():
             tuned, _, _, _, classified = self.run_page("tutorials/labels.md")
-        self.assertIn("no development files: 10 % of the training", tuned)
+        self.assertIn("no development files: held out 10 % of the training", tuned)
         exported = json.loads((self.folder / "runs/mine/exported/config.json").read_text())
         self.assertEqual(exported["id2label"], {"0": "complaint", "1": "praise"})
         self.assertRegex(classified, "complaint|praise")

@@ -272,5 +272,5 @@ class WorkingDirectoryTest(folders.FolderTest):
             self.execute(self.folder, "prepare_data", **changes),
             rf"{told}{vocab}\n  corpus\.heldout_fraction: there \S+, now 0\.3\n"
             r"  corpus\.languages: there \['en', 'sw'\], now \['en'\]\n"
-            r"  corpus\.seed: there 0, now 1\n  vocab\.target_size: there 120, now 700\nWhere",
+            r"  corpus\.seed: there 0, now 1\n  vocab\.target_size: there 120, now 700\nIf keys of corpus",
         )

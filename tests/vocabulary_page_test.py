@@ -100,7 +100,7 @@ class PageTest(folders.FolderTest):
             self.assertTrue((runs / "mine/vocab" / name).exists(), name)
         self.assertIn("const { sizes, parities", (runs / "mine/vocab/report.html").read_text())
         self.assertIn("by parity = 1.", (runs / "fair/vocab/report.md").read_text())
-        self.assertRegex((runs / "best/vocab/report.md").read_text()[:900], "chose")
+        self.assertRegex((runs / "best/vocab/report.md").read_text()[:900], "Chosen: ")
         self.assertRegex(said["compared"], r"(?s)\| mine \| unigram .*\| theirs \| bpe ")
 
         with self.subTest("transformers"):

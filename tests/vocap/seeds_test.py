@@ -156,7 +156,7 @@ class FindSeedsTest(parameterized.TestCase):
             expected = seeds.find_seeds(covered, 16, 100)
         np.testing.assert_array_equal(expected.scores, seeds.find_seeds(covered, 16, 100).scores)
         message = (
-            f"have {count:,} characters, must have at most {count - 1:,} .* vocab.max_characters"
+            f"have {count:,} characters, must have at most {count - 1:,}; set vocab.max_characters"
         )
         with (
             mock.patch.object(seeds, "_MAX_CHARACTERS", count - 1),
