@@ -254,7 +254,9 @@ class WorkingDirectoryTest(folders.FolderTest):
                 rf"{rows}\n  corpus\.seed: there 0, now 9\n",
             ),
         ):
-            self.assertRegex(self.execute(self.folder, "train", **changes), told + lines + "If keys of corpus")
+            self.assertRegex(
+                self.execute(self.folder, "train", **changes), told + lines + "If keys of corpus"
+            )
         # What changes no vocabulary is no difference, nor are keys that its record does not have.
         unchanging = {"vocab__compare": "('joint',)", "vocab__num_workers": "3"}
         path = self.folder / "work/vocab/settings.json"
@@ -272,5 +274,5 @@ class WorkingDirectoryTest(folders.FolderTest):
             self.execute(self.folder, "prepare_data", **changes),
             rf"{told}{vocab}\n  corpus\.heldout_fraction: there \S+, now 0\.3\n"
             r"  corpus\.languages: there \['en', 'sw'\], now \['en'\]\n"
-            r"  corpus\.seed: there 0, now 1\n  vocab\.target_size: there 120, now 700\nIf keys of corpus",
+            r"  corpus\.seed: there 0, now 1\n  vocab\.target_size: there 120, now 700\nIf keys of",
         )
