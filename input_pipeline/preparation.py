@@ -23,6 +23,7 @@ import itertools
 import json
 import logging
 import os
+import pathlib
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -186,12 +187,12 @@ def prepare_source(job: Job, task: SourceTask) -> None:
     with contextlib.ExitStack() as stack:
         columns = [Column(job, task, one, stack, PARALLEL) for one in source.languages]
         texts = {
-            (side, language): stack.enter_context(aside.open("w", encoding="utf-8"))
+            (side, language): stack.enter_context(
+                _text_file(job.work / task.column(language, side))
+            )
             for side in corpus.text_sides(job.spec)
             for language in source.languages
             if task.key == "parallel"
-            for path in [job.work / task.column(language, side)]
-            for aside in [stack.enter_context(artifacts.atomic_path(path))]
         }
         for rows, side in corpus.split_parallel(source, job.spec, exclusion):
             for number, language in enumerate(source.languages):
@@ -229,6 +230,12 @@ def write_pairs(job: Job, task: SourceTask) -> None:
     files += [path.name for path in pair_paths(job.work, *place)]
     described = job.describe(*files)
     job.write_note("pairs", task, files=described, tally=held.tally(), pairs=pairs)
+
+
+@contextlib.contextmanager
+def _text_file(path: pathlib.Path) -> Iterator[Any]:
+    with artifacts.atomic_path(path) as aside, aside.open("w", encoding="utf-8") as file:
+        yield file
 
 
 def scan(job: Job, part: Part) -> None:

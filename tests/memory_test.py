@@ -265,7 +265,7 @@ class StateBytesTest(absltest.TestCase):
         objective = memory.objectives.objective(config, dataset, mesh)
         functions = memory.model.train_functions(config, objective, mesh)
         state = functions.init(np.int32(0))
-        found = state_bytes(functions.abstract_state, functions.stage)
+        found = state_bytes(functions)
         parts = {"parameters": state.params, "optimizer": state.opt_state}
         for name, part in {**parts, "extra state": state.extra}.items():
             held = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(part))
@@ -537,7 +537,7 @@ class FineTuningTest(parameterized.TestCase):
         of_tokens = dict.fromkeys(("tokens", "segments", "positions"), (8, 128))
         measured = step_bytes(functions, **of_tokens, labels=(8,), weights=(8,))
         activations = memory.activation_bytes(settings, 8 // parts, 128)
-        gradients = state_bytes(functions.abstract_state, functions.stage)["gradients"]
+        gradients = state_bytes(functions)["gradients"]
         expected = activations + gradients * (2 if parts > 1 else 1)
         self.assertBetween(measured / expected, 0.8, 1.1)
 

@@ -151,7 +151,7 @@ class StageTest(TestCase):
         second = first.following
         self.assertEqual(set(first.abstract_state.opt_state.tables), {INPUT})
         self.assertEqual(set(second.abstract_state.opt_state.tables), {INPUT, OUTPUT})
-        found, later = (state_bytes(one.abstract_state, one.stage) for one in (first, second))
+        found, later = (state_bytes(one) for one in (first, second))
         self.assertEqual((found["gradients"], later["gradients"]), (4 * V * 4, 4 * (2 * V + 1) * 4))
         self.assertEqual(found["parameters"], later["parameters"])
         by_row = 4 * (4 + 4 + 1 + 1) * V  # two moments of four, and two numbers
@@ -191,7 +191,7 @@ class FrozenTest(TestCase):
         functions = functions_of(settings)
         moments = jax.tree.leaves(functions.abstract_state.opt_state)
         self.assertEqual(sum(one.shape == (V, 4) for one in moments), 2)
-        found = state_bytes(functions.abstract_state, functions.stage)
+        found = state_bytes(functions)
         self.assertEqual(found["gradients"], 4 * (V + 1) * 4)
         self.assertEqual(str(functions.stage), "all parameters but 'output', steps 0 to 8")
         state = steps_taken(functions, first_state(functions), range(3))

@@ -95,7 +95,7 @@ def _print_pretraining() -> None:
     num_stages = len(whole.optimizer.stages) + 1
     runs = itertools.product(devices, (configs or {"": whole}).items(), range(num_stages))
     target = _TARGET.value or ""
-    backend = "" if here else "tpu" if target.startswith("v") else "gpu"
+    backend = jax.default_backend() if here else "tpu" if target.startswith("v") else "gpu"
     for number, (phase, config), stage in runs:
         estimate = memory.estimate(config, number, stage, backend)
         sizes = estimate.bytes()
@@ -108,9 +108,7 @@ def _print_pretraining() -> None:
         if stage == num_stages - 1:
             layouts.append(estimate.layout)
         if config.output_layer.kind == "auto" and stage == num_stages - 1:
-            found = output_layers.choice(
-                config, memory.absent_rows(config), number, backend or jax.default_backend()
-            )
+            found = output_layers.choice(config, memory.absent_rows(config), number, backend)
             choices.append(found[1])
     print("\n".join([tables.markdown(rows, ".2f", left=0), *choices]), flush=True)
     price, workdir = _PRICE.value or 0.0, _WORKDIR.value or ""

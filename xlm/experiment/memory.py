@@ -157,7 +157,7 @@ def estimate(config: ConfigDict, num_devices: int, stage: int = -1, backend: str
     if isinstance(packed_term(objective), CrossMLM) and not _is_cross_attention(trained):
         activations *= 3 if config.data.pair_share else 2  # a pass for each term
     return Estimate(
-        state_bytes(state, in_stage), examples=(rows,), accumulation_steps=(parts,),
+        state_bytes(functions), examples=(rows,), accumulation_steps=(parts,),
         lengths=(length,), activations=((activations,),),
         mesh=" x ".join(str(mesh.shape[axis]) for axis in mesh.axis_names),
         layout=parameter_table(state.params), stage=str(in_stage),
@@ -182,7 +182,7 @@ def estimate_fine_tuning(config: ConfigDict, num_devices: int, encoder: str = ""
     objective = fine_tuning.with_factors(config, objective)
     mesh = make_abstract_mesh(fine_tuning.MESH, num_devices)
     functions = fine_tuning.train_functions(config, objective, mesh, num_steps=1000)
-    state = state_bytes(functions.abstract_state, functions.stage)
+    state = state_bytes(functions)
     del state["extra state"]  # fine-tuning has none
 
     batch, shards = config.train.batch_size, num_batch_shards(mesh)
@@ -272,7 +272,7 @@ def activation_sizes(
         tokens=sequences * length, length=keys, hidden_size=sizes.hidden_size,
         mlp_size=sizes.mlp_size + gated, num_layers=sizes.num_layers, num_heads=sizes.num_heads,
         bytes_per_value=2 if sizes.dtype == "bfloat16" else 4, remat=sizes.remat,
-        has_attention_weights=sizes.kernel_on(backend or jax.default_backend()) == "xla",
+        has_attention_weights=sizes.kernel_on(backend) == "xla",
         logits=logits, head_shards=head_shards, mlp_shards=mlp_shards,
     )  # fmt: skip
 

@@ -134,9 +134,7 @@ class EncoderSettings:
     @property
     def kernel(self) -> Kernel:
         """Attention kernel: `attention`, or the backend's if that is "auto"."""
-        import jax
-
-        return self.kernel_on(jax.default_backend())
+        return self.kernel_on("")
 
     def kernel_on(self, backend: str) -> Kernel:
         """Return `attention`, or the kernel of a backend if that is "auto".
@@ -147,6 +145,9 @@ class EncoderSettings:
         """
         if self.attention != "auto":
             return self.attention
+        import jax
+
+        backend = backend or jax.default_backend()
         return _kernel_of(backend, self.dtype, self.position, self.head_size)
 
     @property

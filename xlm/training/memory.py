@@ -7,9 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from xlm.training.sharding import whole_over_data
-from xlm.training.stages import Stage
-from xlm.training.state import TrainState
+from xlm.training.step import TrainFunctions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,17 +78,15 @@ class ActivationSizes:
         return whole + (4 * hidden + weights) // self.head_shards + 4 * mlp // self.mlp_shards
 
 
-def state_bytes(state: TrainState, stage: Stage) -> dict[str, int]:
-    """Return the bytes on one device of each part of the state, and of the stage's gradients.
-
-    `state` holds shapes, types and shardings, such as `TrainFunctions.abstract_state`.
-    """
+def state_bytes(functions: TrainFunctions) -> dict[str, int]:
+    """Return the bytes on one device of each part of a stage's state, and of its gradients."""
+    state = functions.abstract_state
     parts = {
         "parameters": state.params,
         "optimizer": state.opt_state,
         "extra state": state.extra,
         # A device has all those of its examples before it shares their sum with `data`.
-        "gradients": whole_over_data(stage.trained_part(state.params)),
+        "gradients": functions.stage.trained_part(functions.whole_params),
     }
     return {name: sum(map(_device_bytes, jax.tree.leaves(part))) for name, part in parts.items()}
 

@@ -176,18 +176,6 @@ def split_over_data(arrays: Any) -> Any:
     return jax.tree.map(split, arrays)
 
 
-def whole_over_data(arrays: Any) -> Any:
-    """Undo `split_over_data`."""
-
-    def whole(array: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        axes = map(as_tuple, array.sharding.spec)
-        spec = P(*(tuple(one for one in entry if one != "data") or None for entry in axes))
-        sharding = NamedSharding(array.sharding.mesh, spec)
-        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
-
-    return jax.tree.map(whole, arrays)
-
-
 def _check_divides(path, sharding: NamedSharding, param) -> None:
     for size, entry in zip(param.shape, sharding.spec, strict=False):
         parts = {axis: sharding.mesh.shape[axis] for axis in as_tuple(entry)}

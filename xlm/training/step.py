@@ -116,7 +116,9 @@ class TrainFunctions:
       following: functions of the next stage, if any.
       averaged: state -> state with the parameters for evaluation and export; None if these are the
         trained ones.
-      gathered: parameters -> the same, without the split over `data` that updates have.
+      whole_params: shapes, dtypes and shardings of the parameters without the split over `data`
+        that updates have.
+      gathered: parameters -> the same in the shardings of `whole_params`.
     """
 
     objective: Objective
@@ -127,6 +129,7 @@ class TrainFunctions:
     refresh: Any
     apply_pending_updates: Any
     abstract_state: TrainState
+    whole_params: Any
     begin: Any
     following: "TrainFunctions | None"
     averaged: Callable[[TrainState], TrainState] | None = None
@@ -242,6 +245,7 @@ def _stage_functions(
             donate_argnums=0, out_shardings=shardings,
         ),
         abstract_state=abstract_state,
+        whole_params=whole.params,
         averaged=optimizer.averaged and averaged,
         begin=begin,
         gathered=lambda params: jax.device_put(params, whole_shardings),
