@@ -69,9 +69,9 @@ def functions_of_run() -> TrainFunctions:
     def apply(state: TrainState) -> TrainState:
         return dataclasses.replace(state, params={"table": state.params["table"] + 1})
 
-    names = ("objective", "mesh", "stage", "init", "train_step", "refresh", "begin", "following")
-    nothing = dict.fromkeys(names)
-    return TrainFunctions(**nothing, apply_pending_updates=apply, abstract_state=ABSTRACT)
+    fields = dataclasses.fields(TrainFunctions)
+    nothing = dict.fromkeys(x.name for x in fields if x.default is dataclasses.MISSING)
+    return TrainFunctions(**(nothing | dict(apply_pending_updates=apply, abstract_state=ABSTRACT)))
 
 
 def damage(folder: pathlib.Path, how: str) -> None:
