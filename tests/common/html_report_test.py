@@ -4,6 +4,7 @@ import html
 import html.parser
 import json
 import math
+import pathlib
 import re
 from xml.etree import ElementTree
 
@@ -21,7 +22,7 @@ ROWS = [
     {"language": "en", "loss": -2.0, "tokens": "9,000,000 (largest)", "note": "a | c"},
     *({"language": f"q{letter}a", "loss": 0.5, "tokens": "7", "note": "c"} for letter in "aeiouy"),
 ]
-NAMED = ["sw Swahili", "zh_Hant Chinese (Traditional)", "en English"]
+NAMED = ["sw Swahili · Latin", "zh_Hant Chinese (Traditional)", "en English · Latin"]
 EVIL = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 VISIT = """<script>
 const column = () => [...document.querySelectorAll("tbody tr")].filter((row) => !row.hidden)
@@ -148,6 +149,16 @@ class PageTest(FolderTest):
     def test_names(self, code, name):
         self.assertEqual(languages.name_of(code), name)
         self.assertEqual(languages.label(code), f"{code} {name}".rstrip())
+
+    def test_scripts(self):
+        found = [
+            languages.with_script(one) for one in ("ur", "urd", "ur_Deva", "th", "es-MX", "xx")
+        ]
+        names = ["Urdu · Arabic"] * 2 + ["Urdu (Devanagari)", "Thai", "Spanish (MX) · Latin", ""]
+        self.assertEqual(found, names)
+        rows = pathlib.Path(languages.__file__).with_name("languages.tsv").read_text().splitlines()
+        codes = [row.split("\t")[0] for row in rows]
+        self.assertEmpty([one for one in codes if len(one) < 4 and not languages.with_script(one)])
 
 
 TAG = '"><script>alert(1)</script>'

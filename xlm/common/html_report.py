@@ -72,7 +72,7 @@ def body(text: str, folder: pathlib.Path, instead: Mapping[str, str] | None = No
 
 
 def _name_languages(tokens: Sequence) -> None:
-    """Add names to the codes in columns called "language"."""
+    """Add names and scripts to the codes in columns called "language"."""
     column, named = 0, set[int]()
     for token, after in itertools.pairwise(tokens):
         if token.type == "thead_open":
@@ -83,7 +83,7 @@ def _name_languages(tokens: Sequence) -> None:
             named |= {column} if after.content == "language" else set()
             column += 1
         elif token.type == "td_open":
-            name = languages.name_of(after.content) if column in named else ""
+            name = languages.with_script(after.content) if column in named else ""
             if name:
                 added = type(after)(
                     "html_inline", "", 0, content=f" <small>{html.escape(name)}</small>"
