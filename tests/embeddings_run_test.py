@@ -13,13 +13,16 @@ import scipy.stats
 from absl.testing import absltest
 
 from input_pipeline.tasks import embeddings
+from input_pipeline.tasks.embeddings import EmbeddingExample
 from input_pipeline.tasks.tasks import TASKS, Columns
 from tests import commands, folders, tiny_tasks
 from tests.interop.sentence_folder_test import HAS_LIBRARY
 from xlm.common import artifacts
 from xlm.evaluation import task_results
+from xlm.evaluation.tasks import TaskData
 from xlm.experiment import encoding
-from xlm.objectives.contrastive import pair_loss, similarity_loss
+from xlm.experiment.task_settings import TaskSettings
+from xlm.objectives.contrastive import distillation_loss, pair_loss, similarity_loss
 
 WORDS = ["cat", "dog", "the", "runs", "sleeps", "fox", "zebra"]
 
@@ -94,6 +97,39 @@ class EmbeddingsRunTest(folders.FolderTest):
         told = self.run_command("predict", *encode[1:], "--overwrite", status=2)
         self.assertIn("predicts no labels; xlm encode gives its vectors", told)
 
+    def test_mined_passages_are_wrong_and_train(self):
+        path = learned().parent / "data/train.de-en.tsv"
+        output, run = self.folder / "hard/train.en.jsonl", f"--workdir={learned()}"
+        self.run_command("mine_negatives", run, f"--input={path}", f"--output={output}",
+                         "--negatives=2", "--at_most=0.99")  # fmt: skip
+        rows = list(map(json.loads, output.read_text().splitlines()))
+        right = set(pairs(64, 64))
+        self.assertEqual([(row["query"], row["passage"]) for row in rows], pairs(64, 64))
+        names = ["negative_1", "negative_2"]
+        wrong = {(row["query"], row[name]) for row in rows for name in names}
+        self.assertEmpty(wrong & right)
+        config = tiny_tasks.config("embeddings", task__root=str(output.parent),
+                                   task__negative_columns=names)  # fmt: skip
+        self.assertIn("validation", tiny_tasks.run(config, self.folder / "run"))
+
+    def test_a_student_learns_the_vectors_of_its_teacher(self):
+        data = str(learned().parent / "data")
+        config = tiny_tasks.config(
+            "embeddings", task__root=data, task__teacher=str(learned()), train__batch_size=16,
+            train__epochs=30.0, optimizer__learning_rate=3e-3,
+        )  # fmt: skip
+        tiny_tasks.run(config, self.folder / "run")
+        texts = pairs(16, 16)
+        with tiny_tasks.quick():
+            teacher, student = map(encoding.TextEncoder, (learned(), self.folder / "run"))
+            of_teacher = teacher([one for one, _ in texts], "query")
+            found = [(student([one[side] for one in texts]) * of_teacher).sum(axis=1).mean()
+                     for side in (0, 1)]  # fmt: skip
+        self.assertGreater(min(found), 0.8)
+        config = tiny_tasks.config("xnli", task__teacher=str(learned()))
+        with self.assertRaisesRegex(ValueError, "task.teacher .* xnli trains no vectors"):
+            tiny_tasks.run(config, self.folder / "other")
+
     @absltest.skipUnless(HAS_LIBRARY, "sentence-transformers is not installed")
     def test_exported_vectors_are_those_of_the_run(self):
         with warnings.catch_warnings(action="ignore"):  # theirs, about each other
@@ -113,7 +149,7 @@ class EmbeddingsRunTest(folders.FolderTest):
 TASK = TASKS["text_similarity"].with_labels((), Columns(("query",), ("passage",), ("score",)))
 
 
-class LossTest(absltest.TestCase):
+class LossTest(folders.FolderTest):
     def test_plain_loops_say_the_same(self):
         rng = np.random.default_rng(0)
         vectors = rng.normal(size=(6, 2, 8)).astype(np.float32)
@@ -136,6 +172,66 @@ class LossTest(absltest.TestCase):
         found, pairs = (one(vectors, batch, temperature=0.2, contrast_margin=0.1)
                         for one in (similarity_loss, pair_loss))  # fmt: skip
         self.assertEqual(found, pairs)
+
+    def test_a_teacher_has_one_vector_for_both_texts(self):
+        rng = np.random.default_rng(0)
+        vectors, teacher = rng.normal(size=(3, 2, 8)), rng.normal(size=(3, 8))
+        weights = np.array([1.0, 0.5, 0.0])
+        expected = 0.0
+        for one, of_teacher, weight in zip(vectors, teacher, weights, strict=True):
+            for size in (4, 8):
+                t = of_teacher[:size] / np.linalg.norm(of_teacher[:size])
+                units = [x[:size] / np.linalg.norm(x[:size]) for x in one]
+                expected += weight * sum(((x - t) ** 2).sum() for x in units) / 4
+        batch = {"teacher": teacher, "weights": weights}
+        total, weight = distillation_loss(vectors, batch, dimensions=(4, 8))["loss"]
+        self.assertAlmostEqual(float(total), expected, places=5)
+        self.assertAlmostEqual(float(weight), 1.5)
+
+    def test_vectors_of_a_wider_and_of_a_narrower_teacher(self):
+        rng = np.random.default_rng(0)
+        rows = rng.normal(size=(9, 4)) @ rng.normal(size=(4, 6))
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+        feature = embeddings.EmbeddingFeature(0, (), np.zeros(2), reads_first=False)
+        data = [TaskData("de", [EmbeddingExample("", ("a", "b"))] * 9, [feature] * 9)]
+        options = TaskSettings(
+            "text_pairs", text_column="query", pair_column="passage", teacher="t"
+        )
+        for width in (4, 6, 7):
+            folder = self.new_folder()
+            with mock.patch.object(encoding, "TextEncoder") as made:
+                made.return_value.return_value = rows.astype(np.float32)
+                first = encoding.taught(options, data, width, folder)
+                (again,) = encoding.taught(options, data, width, folder)  # from its file
+            made.assert_called_once()
+            found = np.stack([one.teacher for one in first[0].features])
+            self.assertEqual(found.shape, (9, width))
+            np.testing.assert_allclose(found @ found.T, rows @ rows.T, atol=1e-6)
+            np.testing.assert_array_equal(found, [one.teacher for one in again.features])
+
+
+class MinedTest(absltest.TestCase):
+    def test_a_plain_search_finds_the_same(self):
+        rng = np.random.default_rng(0)
+        texts = [f"p{i}" for i in range(12)]
+        of = {name: rng.normal(size=3) for name in [*texts, "q0", "q1", "q2", "q3"]}
+        of = {name: one / np.linalg.norm(one) for name, one in of.items()}
+        pairs = [(f"q{i % 4}", text) for i, text in enumerate(texts[:11])] + [("p1", "p11")]
+
+        def encoder(some, role="passage"):
+            return np.array([of[one] for one in some], np.float32)
+
+        for number in (3, 9):
+            found = list(encoding.mined_negatives(encoder, pairs, number, 0.9))
+            for (query, passage), wrong in zip(pairs, found, strict=True):
+                own = {b for a, b in pairs if a == query} | {query}
+                cosine = of[query] @ of[passage]
+                ranked = sorted(set(texts) - own, key=lambda one: -(of[one] @ of[query]))
+                near = [one for one in ranked if of[one] @ of[query] <= cosine - 0.1 * abs(cosine)]
+                self.assertEqual(wrong[: len(near)], near[:number])
+                self.assertLen(set(wrong) - own, number)
+        with self.assertRaisesRegex(ValueError, "needs 13 different passages, and there are 12"):
+            list(encoding.mined_negatives(encoder, pairs, 10, 0.9))
 
 
 class SimilarityRunTest(folders.FolderTest):

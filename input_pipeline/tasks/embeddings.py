@@ -42,7 +42,8 @@ class EmbeddingFeature:
     """The texts of an example, S rows `<s> text </s>` of int32 ids.
 
     `ids` [S] int32 are equal for equal texts, `label` is the example's. The vector is a mean over a
-    text's tokens or, with `reads_first`, the state of `<s>`.
+    text's tokens or, with `reads_first`, the state of `<s>`. `teacher` [D] float32 is a vector to
+    learn.
     """
 
     example: int
@@ -50,6 +51,7 @@ class EmbeddingFeature:
     ids: np.ndarray
     reads_first: bool
     label: float | None = None
+    teacher: np.ndarray | None = None
 
     @property
     def tokens(self) -> np.ndarray:
@@ -63,8 +65,10 @@ class EmbeddingFeature:
         index, sizes = np.arange(length), np.array([len(row) for row in self.rows])[:, None]
         is_text = (index > 0) & (index < sizes - 1)
         pooled = np.broadcast_to(index == 0, is_text.shape) if self.reads_first else is_text
-        labels = {} if self.label is None else {"labels": np.array(self.label, np.float32)}
-        return {**arrays, "pooled": pooled, "text_ids": self.ids, **labels}
+        arrays |= {"pooled": pooled, "text_ids": self.ids}
+        if self.label is not None:
+            arrays["labels"] = np.array(self.label, np.float32)
+        return arrays if self.teacher is None else {**arrays, "teacher": self.teacher}
 
 
 def embedding_features(

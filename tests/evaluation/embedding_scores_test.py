@@ -53,11 +53,12 @@ class TopKTest(parameterized.TestCase):
         rng = np.random.default_rng(0)
         queries, vectors = rng.normal(size=(6, 8)), rng.normal(size=(30, 8))
         vectors[20:] = vectors[:10]  # ties go to the first
-        cosines, rows = search.top_k(queries, vectors, 5, block)
         exact = np.round(unit(queries) @ unit(vectors).T, 6)
-        expected = np.argsort(-exact, axis=1, kind="stable")[:, :5]
-        np.testing.assert_array_equal(rows, expected)
-        np.testing.assert_allclose(cosines, np.take_along_axis(exact, expected, 1), atol=1e-5)
+        for k in (5, 40):  # of 30
+            cosines, rows = search.top_k(queries, vectors, k, block)
+            expected = np.argsort(-exact, axis=1, kind="stable")[:, :k]
+            np.testing.assert_array_equal(rows, expected)
+            np.testing.assert_allclose(cosines, np.take_along_axis(exact, expected, 1), atol=1e-5)
 
     def test_int8_is_near(self):
         vectors = unit(np.random.default_rng(0).normal(size=(50, 64))).astype(np.float32)

@@ -21,6 +21,7 @@ VERBS = {
     "translate": "translate",
     "encode": "encode",
     "search": "search",
+    "mine": "mine_negatives",
     "fetch": "fetch_text",
     "inspect": "inspect_text",
     "clean": "clean_text",

@@ -12,7 +12,7 @@ import re
 def _tables() -> tuple[dict[str, str], dict[str, str]]:
     """Names by code of a language (two or three letters) or script (four), and scripts."""
     text = pathlib.Path(__file__).with_name("languages.tsv").read_text(encoding="utf-8")
-    names, scripts = {}, {}
+    names, scripts = dict[str, str](), dict[str, str]()
     for *codes, last in (line.split("\t") for line in text.splitlines()):
         if len(codes[0]) < 4:
             codes, name = codes[:-1], codes[-1]

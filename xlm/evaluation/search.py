@@ -1,11 +1,14 @@
 """Search by sentence vectors: Tatoeba, BUCC 2018, a user's own pairs, and files of vectors."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from input_pipeline.tasks.embeddings import EmbeddingExample
 from input_pipeline.tasks.examples import SentencePairs, Sentences
@@ -14,8 +17,11 @@ from xlm.evaluation.metrics import retrieval
 from xlm.evaluation.retrieval import mean_states
 from xlm.evaluation.tasks import Line, Predictor
 from xlm.models.encoder import Encoder
+from xlm.training import sharding
+from xlm.training.settings import MeshSettings
 
 _QUERIES = 1024  # at once
+_AXIS = "data"
 
 
 class SentenceEncoder:
@@ -132,32 +138,53 @@ def top_k(
     """Find the exact `k` nearest of vectors [M, D], float or int8, to queries [N, D].
 
     Returns cosines [N, k] float32 and rows [N, k] int32, best first. Ties go to the first row. It
-    reads a `block` of vectors, such as a memory map, at a time.
+    reads a `block` of vectors, such as a memory map, at a time, and this process's devices divide
+    it among them.
     """
+    mesh = sharding.make_mesh(MeshSettings(), jax.local_devices())
     found = []
     for start in range(0, len(queries), _QUERIES):
-        some = _unit(queries[start : start + _QUERIES])
+        some = _unit(jnp.asarray(queries[start : start + _QUERIES]))
         shape = len(some), min(k, len(vectors))
         best = jnp.full(shape, -jnp.inf), jnp.zeros(shape, jnp.int32)
         for first in range(0, len(vectors), block):
-            best = _merged(*best, some, _unit(vectors[first : first + block]), first)
+            part = vectors[first : first + block]
+            whole = np.pad(part, ((0, -len(part) % mesh.size), (0, 0)))
+            placed = sharding.split(whole, mesh)
+            best = _merged(mesh, *best, some, placed, first, first + len(part))
         found.append(jax.device_get(best))
     cosines, rows = (np.concatenate(one) for one in zip(*found, strict=True))
     return cosines, rows
 
 
-@jax.jit
 def _unit(vectors: jax.Array) -> jax.Array:
     vectors = vectors.astype(jnp.float32)
     return vectors / jnp.maximum(jnp.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
 
-@jax.jit
+@functools.partial(jax.jit, static_argnums=0)
 def _merged(
-    best: jax.Array, rows: jax.Array, queries: jax.Array, block: jax.Array, first: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Merge the best cosines and rows [N, k] with those of a block, from row `first` on."""
-    scores = jnp.matmul(queries, block.T, precision=jax.lax.Precision.HIGHEST)
-    numbers = jnp.broadcast_to(first + jnp.arange(len(block), dtype=jnp.int32), scores.shape)
-    best, places = jax.lax.top_k(jnp.concatenate([best, scores], axis=1), best.shape[1])
-    return best, jnp.take_along_axis(jnp.concatenate([rows, numbers], axis=1), places, axis=1)
+    mesh: Mesh, best: jax.Array, rows: jax.Array, queries: jax.Array, block: jax.Array,
+    first: jax.Array, end: jax.Array,
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+    """Merge the best cosines and rows [N, k] with those of a block, of rows `first` to `end`."""
+
+    def on_device(best, rows, queries, part, first, end) -> tuple[jax.Array, jax.Array]:
+        start = first + jax.lax.axis_index(_AXIS) * len(part)
+        numbers = start + jnp.arange(len(part), dtype=jnp.int32)
+        scores = jnp.matmul(queries, _unit(part).T, precision=jax.lax.Precision.HIGHEST)
+        scores = jnp.where(numbers < end, scores, -jnp.inf)
+        nearest, places = jax.lax.top_k(scores, min(best.shape[1], len(part)))
+        others = (
+            jax.lax.all_gather(x, _AXIS, axis=1, tiled=True) for x in (nearest, numbers[places])
+        )
+        scores, rows = (
+            jnp.concatenate(one, axis=1) for one in zip((best, rows), others, strict=True)
+        )
+        best, places = jax.lax.top_k(scores, best.shape[1])
+        return best, jnp.take_along_axis(rows, places, axis=1)
+
+    specs = (P(), P(), P(), P(_AXIS), P(), P())
+    return jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)(
+        best, rows, queries, block, first, end
+    )

@@ -1,28 +1,37 @@
 """Vectors of texts by a run of configs/finetune/embeddings.py, or by a pre-trained encoder."""
 
+import collections
 import dataclasses
 import io
+import itertools
 import pathlib
 from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
+from absl import logging
 
 from input_pipeline.tasks import files
-from input_pipeline.tasks.embeddings import EmbeddingExample
+from input_pipeline.tasks.embeddings import EmbeddingExample, read_examples
+from input_pipeline.tasks.examples import BadRow
 from input_pipeline.tasks.tasks import TASKS
-from xlm.common import artifacts, declarations, outputs
+from xlm.common import artifacts, declarations, outputs, places
+from xlm.evaluation import search
+from xlm.evaluation.tasks import TaskData
 from xlm.experiment import fine_tuning as builders
 from xlm.experiment import objectives, prediction, schema, task_data, task_schema, tuned_export
 from xlm.experiment.pretrained import Pretrained, read_pretrained
-from xlm.experiment.run_folder import BEST
-from xlm.experiment.task_settings import Tokenizer, task_settings
+from xlm.experiment.run_folder import BEST, TEACHER
+from xlm.experiment.task_settings import TaskSettings, Tokenizer, task_settings
 from xlm.interop.params_file import read_params
+from xlm.training import hosts
 from xlm.training.sharding import replicated
 
 PRECISIONS, ROLES = ("float32", "float16", "int8"), ("query", "passage")
 # Lines of a part: enough for batches of similar lengths, few enough to lose little.
 CHUNK = 4096
+# Nearest passages among which to look for wrong ones.
+_CANDIDATES = 100
 _TASK = next(name for name, task in TASKS.items() if task.is_embedding)
 
 
@@ -127,3 +136,92 @@ def read_vectors(path: pathlib.Path) -> np.ndarray:
     if found.ndim != 2 or found.dtype.name not in PRECISIONS:
         raise ValueError(f"{path}: no vectors, but {found.dtype} of {found.shape}; {remedy}")
     return found
+
+
+def read_pairs(
+    path: pathlib.Path, columns: Sequence[str]
+) -> list[tuple[str | None, tuple[str, str]]]:
+    """Read (language, (query, passage)) of a file; see `embeddings.read_examples`.
+
+    Raises ValueError for the first row at fault, and if there are not two columns.
+    """
+    if len(columns) != 2:
+        raise ValueError(f"--columns has {len(columns)} names, must be those of query and passage")
+    task = TaskSettings(_TASK, text_column=columns[0], pair_column=columns[1]).task
+    found = []
+    for language, one in read_examples(path, task):
+        if isinstance(one, BadRow):
+            raise ValueError(one.error)
+        found.append((language, one.texts))
+    return found
+
+
+def mined_negatives(
+    encoder: TextEncoder, pairs: Sequence[tuple[str, str]], number: int, at_most: float
+) -> Iterator[list[str]]:
+    """Yield for each pair of query and passage the `number` nearest passages that are wrong.
+
+    Wrong are those of other queries, but neither the query's own text nor those nearer than
+    `at_most` times the cosine of the pair ("TopK-PercPos" of arXiv 2407.15831). If fewer of the
+    nearest 100 are left, random passages follow, which the log counts. Raises ValueError if there
+    are too few passages.
+    """
+    texts = {text: row for row, text in enumerate(dict.fromkeys(two for _, two in pairs))}
+    own = collections.defaultdict[str, set[int]](set)
+    for query, passage in pairs:
+        own[query] |= {texts[passage], texts.get(query, texts[passage])}
+    if (most := max(map(len, own.values()), default=0)) + number > len(texts):
+        raise ValueError(
+            f"--negatives={number} needs {most + number} different passages, and there are "
+            f"{len(texts)}; give a larger file, or fewer"
+        )
+    passages, queries = list(texts), list(own)
+    vectors, asked = encoder(passages), encoder(queries, "query")
+    found = search.top_k(asked, vectors, max(_CANDIDATES, 2 * number))
+    nearest = dict(zip(queries, zip(asked, *found, strict=True), strict=True))
+    rng, filled = np.random.default_rng(0), 0
+    for query, passage in pairs:
+        vector, cosines, rows = nearest[query]
+        cosine = float(vector @ vectors[texts[passage]])
+        is_far = cosines <= cosine - (1 - at_most) * abs(cosine)
+        hard = [row for row in rows[is_far].tolist() if row not in own[query]][:number]
+        others = (int(rng.integers(len(texts))) for _ in itertools.count())
+        filled += len(hard) < number
+        while len(hard) < number:
+            if (row := next(others)) not in own[query] and row not in hard:
+                hard.append(row)
+        yield [passages[row] for row in hard]
+    if filled:
+        logging.warning("%s of %s queries have fewer than %d wrong passages below --at_most; "
+                        "random ones follow", f"{filled:,}", f"{len(pairs):,}", number)  # fmt: skip
+
+
+def taught(
+    options: TaskSettings, data: Sequence[TaskData], width: int, folder: pathlib.Path
+) -> list[TaskData]:
+    """Return training data whose features have the vectors of `task.teacher`, in `width` numbers.
+
+    The first start writes them to a file of the run's folder, which later ones read. Those of a
+    wider teacher are projected to their principal components, which keep the cosines best; those
+    of a narrower one get zeros.
+    """
+    path = folder / TEACHER
+    if hosts.is_first() and not path.exists():
+        logging.info("encoding the training queries by %s", options.teacher)
+        teacher = TextEncoder(places.fetched(options.teacher))
+        vectors = teacher([example.texts[0] for one in data for example in one.examples], "query")
+        if vectors.shape[1] > width:
+            kept = np.linalg.eigh(vectors.T @ vectors)[1][:, : -width - 1 : -1]
+            vectors = vectors @ kept
+        vectors = np.pad(vectors, ((0, 0), (0, max(width - vectors.shape[1], 0))))
+        np.save(buffer := io.BytesIO(), vectors)
+        artifacts.write_bytes(path, buffer.getvalue())
+    hosts.wait_for_all("the teacher's vectors are written")
+    rows = iter(read_vectors(path))
+    return [
+        TaskData(
+            one.language, one.examples,
+            [dataclasses.replace(feature, teacher=next(rows)) for feature in one.features],
+        )
+        for one in data
+    ]  # fmt: skip

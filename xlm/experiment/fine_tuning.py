@@ -34,7 +34,7 @@ from xlm.experiment.task_settings import TaskSettings, Tokenizer, task_settings
 from xlm.interop.params_file import Encoder as Encoding
 from xlm.interop.params_file import read_params, write_params
 from xlm.models.encoder import Encoder, EncoderSettings, init_params
-from xlm.objectives.contrastive import SentenceEmbedding
+from xlm.objectives.contrastive import SentenceEmbedding, distillation_loss
 from xlm.objectives.fine_tuning import CrossPairFineTuning, FineTuning, TaskLoss
 from xlm.objectives.settings import LoraSettings
 from xlm.training import hosts
@@ -81,7 +81,15 @@ def with_head(
             "encoder's vectors; correct it"
         )
     loss: TaskLoss = kind.loss
-    if given := {name: getattr(options, name) for name in kind.loss_keys}:
+    keys = kind.loss_keys
+    if options.teacher:
+        if not options.task.is_embedding:
+            raise ValueError(
+                f"task.teacher is {options.teacher!r}, but {options.name} trains no vectors; set "
+                "it to ''"
+            )
+        loss, keys = distillation_loss, ("dimensions",)
+    if given := {name: getattr(options, name) for name in keys}:
         loss = functools.partial(loss, **given)
     if options.label_smoothing and "label_smoothing" not in kind.loss_keys:
         raise ValueError(

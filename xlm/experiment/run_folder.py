@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from xlm.evaluation.tasks import Line, TaskData
 
 BEST, DATA, RESULTS = "best.safetensors", "data.json", "results.json"
-BAD_ROWS, TOKENIZER = "bad_rows.jsonl", "spm.model"
+BAD_ROWS, TOKENIZER, TEACHER = "bad_rows.jsonl", "spm.model", "teacher.npy"
 MODEL = "model.json"  # of a run that translates, to read its checkpoints
 _BY_LANGUAGE = "best_by_language"
 

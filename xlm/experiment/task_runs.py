@@ -191,7 +191,6 @@ def _fine_tune(
         scored_loss = functools.partial(scored_loss, label_smoothing=0.0)  # type: ignore[call-arg]
     settings = builders.train_settings(config, sum(len(one.features) for one in data["train"]))
     predictor = builders.predictor(config, objective, tokenizer.special.pad, mesh)
-    batches = builders.training_data(config, data["train"], tokenizer.special.pad, mesh)
     functions = builders.train_functions(config, objective, mesh, settings.num_steps)
     keep = builders.keeper(folder, builders.model_notes(objective, pretrained), objective.merged)
     by_language = options.selection == EACH_LANGUAGE
@@ -216,6 +215,12 @@ def _fine_tune(
             if bad:
                 lines = ({"error": one.error, "row": dict(one.cells)} for one in bad.values())
                 write_lines(folder / BAD_ROWS, lines)
+        to_learn = data["train"]
+        if options.teacher:
+            from xlm.experiment import encoding
+
+            to_learn = encoding.taught(options, to_learn, encoder.hidden_size, folder)
+        batches = builders.training_data(config, to_learn, tokenizer.special.pad, mesh)
         with stopping() as should_stop:
             initial = builders.initial_params(
                 objective, pretrained, config.train.seed, random=config.random_init

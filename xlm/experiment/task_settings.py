@@ -63,6 +63,8 @@ class TaskSettings:
       temperature: of embeddings, the divisor of cosines in the loss.
       contrast_margin: of embeddings, subtracted from the cosine of a pair in its comparison with
         others.
+      teacher: of embeddings, a run or a model's folder. The loss is then only the distance of query
+        and passage from its vector of the query.
       dimensions: of embeddings, numbers of first dimensions to train as vectors of their own
         (Matryoshka); () for whole vectors.
       language_codes: other names of a language in files, such as {"deu": "de"}.
@@ -111,6 +113,7 @@ class TaskSettings:
     passage_prefix: str = schema.key("")
     temperature: float = schema.key(0.05, above=0)
     contrast_margin: float = schema.key(0.0, at_least=0)
+    teacher: str = schema.key("")
     dimensions: tuple[int, ...] = schema.key(())
     language_codes: dict[str, str] = schema.key({})
     data_dir: str = schema.key("")

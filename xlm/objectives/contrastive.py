@@ -77,7 +77,7 @@ def contrastive_loss(
 
 
 def _unit(vectors: jax.Array) -> jax.Array:
-    squares = jnp.sum(vectors**2, axis=1, keepdims=True)
+    squares = jnp.sum(vectors**2, axis=-1, keepdims=True)
     return vectors * jax.lax.rsqrt(squares + _EPSILON)
 
 
@@ -175,3 +175,19 @@ def similarity_loss(
         gaps = jnp.where(is_above, cosines[None] - cosines[:, None], _ABSENT)
         losses.append(jax.nn.logsumexp(jnp.append(gaps, 0.0)))
     return {"loss": (jnp.stack(losses).mean() * weights.sum(), weights.sum())}
+
+
+def distillation_loss(
+    vectors: jax.Array, batch: Mapping[str, jax.Array], *, dimensions: tuple[int, ...] = ()
+) -> LossAndMetrics:
+    """Return the squared distance of query and passage from the teacher's vector of the query.
+
+    So a translation learns the vector of its original (Reimers and Gurevych, arXiv 2004.09813).
+    `vectors` [B, S, D] are those of `pair_loss`, and `teacher` [B, D] float32 of the batch is the
+    teacher's. All have length 1. The loss averages those of the first `dimensions`.
+    """
+    weights, losses, sizes = batch["weights"], [], dimensions or vectors.shape[2:]
+    for size in sizes:
+        of_pair, of_teacher = _unit(vectors[:, :2, :size]), _unit(batch["teacher"][:, :size])
+        losses.append(((of_pair - of_teacher[:, None]) ** 2).sum(axis=2).mean(axis=1))
+    return {"loss": ((sum(losses) / len(sizes) * weights).sum(), weights.sum())}
