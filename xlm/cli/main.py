@@ -19,6 +19,7 @@ VERBS = {
     "finetune": "finetune",
     "predict": "predict",
     "translate": "translate",
+    "back-translate": "back_translate",
     "encode": "encode",
     "search": "search",
     "mine": "mine_negatives",
