@@ -199,7 +199,7 @@ class Case:
         """Measure the seconds of a refresh of the neighbour index."""
         start = time.perf_counter()
         self.state, _ = self.functions.refresh(self.objective.due(0), self.state)
-        jax.block_until_ready(self.state.extra)
+        jax.block_until_ready(self.state.aux_state)
         return time.perf_counter() - start
 
     def run(self) -> None:
@@ -240,9 +240,9 @@ class Case:
         place[order] = np.arange(len(order))
         turns = (place - start)[:, None] + np.arange(self.preset.k)
         neighbours = order[start[:, None] + turns % sizes[clusters][:, None]].astype(np.int32)
-        neighbours = jax.device_put(neighbours, self.state.extra[NEIGHBOURS].sharding)
-        extra = {**self.state.extra, NEIGHBOURS: neighbours}
-        self.state = dataclasses.replace(self.state, extra=extra)
+        neighbours = jax.device_put(neighbours, self.state.aux_state[NEIGHBOURS].sharding)
+        aux_state = {**self.state.aux_state, NEIGHBOURS: neighbours}
+        self.state = dataclasses.replace(self.state, aux_state=aux_state)
 
     def _batch(self, seed: int) -> Batch:
         rng = np.random.default_rng(seed)

@@ -23,7 +23,7 @@ from knn_sampling.table_sharding import TableSharding
 from xlm.common.schema import settings as settings_of
 from xlm.models.encoder import Encoder, EncoderSettings
 from xlm.objectives.masked_lm import MaskedLM
-from xlm.objectives.objective import Extra, Objective
+from xlm.objectives.objective import AuxState, Objective
 from xlm.objectives.replaced_token import GENERATOR, ReplacedToken
 from xlm.objectives.settings import MaskSettings, ReplacedTokenSettings
 from xlm.training.settings import MeshSettings, OptimizerSettings
@@ -157,18 +157,17 @@ def random_params(objective: Objective, scale: float = 0.3):
     )
 
 
-def first_extra(objective: Objective, params) -> Extra:
-    """The extra state at the first step."""
-    extra, names = objective.init_extra(), objective.due(0)
-    return objective.refresh(params, extra, names, jnp.int32(0))[0] if names else extra
+def first_aux_state(objective: Objective, params) -> AuxState:
+    """The auxiliary state at the first step."""
+    aux_state, names = objective.init_aux_state(), objective.due(0)
+    return objective.refresh(params, aux_state, names, jnp.int32(0))[0] if names else aux_state
 
 
-def first_state(functions: TrainFunctions, params, extra: Extra | None = None) -> TrainState:
+def first_state(functions: TrainFunctions, params, aux_state: AuxState | None = None) -> TrainState:
     """State of a run that begins with parameters; `init`, which makes other ones, takes long."""
     zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), functions.abstract_state)
-    first = dataclasses.replace(
-        zeros, params=params, extra=functions.objective.init_extra() if extra is None else extra
-    )
+    given = functions.objective.init_aux_state() if aux_state is None else aux_state
+    first = dataclasses.replace(zeros, params=params, aux_state=given)
     return jax.tree.map(
         lambda x, like: jax.device_put(x, like.sharding), first, functions.abstract_state
     )

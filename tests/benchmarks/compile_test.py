@@ -141,7 +141,7 @@ class AccountTest(parameterized.TestCase):
     def test_memory_and_a_step_that_does_not_fit(self):
         config, facts, _ = step("vocap_500k_full", SHORT)
         sizes = memory.estimate(config, 8).bytes()
-        state = sum(sizes[part] for part in ("parameters", "optimizer", "extra state"))
+        state = sum(sizes[part] for part in ("parameters", "optimizer", "auxiliary state"))
         # Besides tokens and languages of two sequences, the step and the random key.
         self.assertBetween(facts["arguments"] - state, 2 * 17 * 4, 2 * 17 * 4 + 64)
         message = "RESOURCE_EXHAUSTED: Ran out of memory. Used 12.50G of 1.00G hbm. Exceeded"

@@ -63,10 +63,10 @@ class Compiled:
         self._losses = None
 
     @functools.cached_property
-    def extra(self):
-        """The extra state at the first step."""
-        extra = functools.partial(factories.first_extra, self._objective)
-        return jax.device_get(jax.jit(extra)(params()))
+    def aux_state(self):
+        """The auxiliary state at the first step."""
+        aux_state = functools.partial(factories.first_aux_state, self._objective)
+        return jax.device_get(jax.jit(aux_state)(params()))
 
     def evaluator(self, rows: PackedDataset, **changes) -> SampledLoss:
         settings = {"batch_size": 4, "max_sequences": 0, "seed": 0, **changes}
@@ -88,11 +88,11 @@ def evaluate(
     objective: MaskedLM,
     rows: PackedDataset,
     step: int = 0,
-    extra_of: MaskedLM | None = None,
+    aux_state_of: MaskedLM | None = None,
     **changes,
 ) -> dict[str, float]:
-    extra = compiled(extra_of or objective).extra
-    state = types.SimpleNamespace(params=params(), extra=extra, step=np.int32(step))
+    aux_state = compiled(aux_state_of or objective).aux_state
+    state = types.SimpleNamespace(params=params(), aux_state=aux_state, step=np.int32(step))
     return dict(compiled(objective).evaluator(rows, **changes)(state))
 
 
@@ -157,7 +157,7 @@ class SampledLossTest(parameterized.TestCase):
         before, after = (evaluate(both, small_dataset(), step=step) for step in (4, 5))
         self.assertEqual(before, evaluate(first, small_dataset()))
         always = dataclasses.replace(first, statistics=later)
-        self.assertEqual(after, evaluate(always, small_dataset(), extra_of=first))
+        self.assertEqual(after, evaluate(always, small_dataset(), aux_state_of=first))
         self.assertNotEqual(before["sampling/sampled_loss"], after["sampling/sampled_loss"])
         mask = dataclasses.replace(first.mask, rate=0.5, final_rate=0.125)
         long, short = (dataclasses.replace(first, mask=mask, num_steps=n) for n in (8, 4))

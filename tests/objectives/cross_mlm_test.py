@@ -286,8 +286,8 @@ def differentiated(objectives: tuple[CrossMLM, ...], parameters, batch: Batch):
     """Gradients and metrics of a step of each objective, and the rows that it touches."""
 
     def of_step(objective: CrossMLM):
-        extra = factories.first_extra(objective, parameters)
-        plan, touched = objective.plan(extra, batch, KEY, jnp.int32(0))
+        aux_state = factories.first_aux_state(objective, parameters)
+        plan, touched = objective.plan(aux_state, batch, KEY, jnp.int32(0))
 
         def total(parameters):
             found, _ = objective.loss(parameters, gathered_rows(parameters, touched), plan, KEY)

@@ -75,8 +75,8 @@ def of_plan(objective: Objective, params, plan, touched):
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def whole_and_shards(objective: Objective, batch: Batch, params, num_shards: int):
     """What `of_plan` finds for a batch, and the sums of what it finds for its shards."""
-    extra = factories.first_extra(objective, params)
-    plan, touched = objective.plan(extra, batch, KEY, jnp.int32(3))
+    aux_state = factories.first_aux_state(objective, params)
+    plan, touched = objective.plan(aux_state, batch, KEY, jnp.int32(3))
     axes = objective.example_axes(plan, num_shards)
 
     def of_shard(number: jax.Array):
@@ -89,7 +89,7 @@ def whole_and_shards(objective: Objective, batch: Batch, params, num_shards: int
 class ShardsTest(parameterized.TestCase):
     def shapes(self, objective: Objective, kind: str):
         arguments = Batch(arrays(), kind), KEY, jnp.int32(3)
-        return jax.eval_shape(lambda: objective.plan(objective.init_extra(), *arguments))[0]
+        return jax.eval_shape(lambda: objective.plan(objective.init_aux_state(), *arguments))[0]
 
     def check(self, objective: Objective, batch: Batch, params, num_shards: int = 2):
         (expected_grads, (expected, expected_observed)), (grads, (metrics, observed)) = (

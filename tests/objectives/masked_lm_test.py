@@ -42,9 +42,9 @@ def params():
 @functools.partial(jax.jit, static_argnums=0)
 def _all_differentiated(objectives: tuple[MaskedLM, ...], params, tokens, step):
     def of_step(objective: MaskedLM):
-        extra, key = factories.first_extra(objective, params), jax.random.key(7)
+        aux_state, key = factories.first_aux_state(objective, params), jax.random.key(7)
         batch = Batch({"tokens": tokens}, PACKED)
-        plan, touched = objective.plan(extra, batch, key, jnp.int32(step))
+        plan, touched = objective.plan(aux_state, batch, key, jnp.int32(step))
 
         def loss(params):
             found, _ = objective.loss(params, gathered_rows(params, touched), plan, key)
@@ -64,7 +64,7 @@ def differentiated(objective: MaskedLM, params, tokens, step: int = 0):
 def planned(objective: MaskedLM, tokens, step: int = 0):
     batch = Batch({"tokens": jnp.asarray(tokens)}, PACKED)
     arguments = batch, jax.random.key(7), jnp.int32(step)
-    return jax.eval_shape(lambda: objective.plan(objective.init_extra(), *arguments))
+    return jax.eval_shape(lambda: objective.plan(objective.init_aux_state(), *arguments))
 
 
 class OutputLayersTest(parameterized.TestCase):
@@ -107,12 +107,12 @@ class OutputLayersTest(parameterized.TestCase):
         mlm = factories.masked_lm(layer)
         tlm = factories.masked_lm(layer, name="tlm", statistics=even)
         self.assertEqual(tlm.due(0), (NEIGHBOURS, "inclusion_tlm"))
-        given = {"other": np.ones(3, np.float32), **mlm.init_extra(), **tlm.init_extra()}
+        given = {"other": np.ones(3, np.float32), **mlm.init_aux_state(), **tlm.init_aux_state()}
 
         @jax.jit
         def refreshed(params, given):
-            extra, report = mlm.refresh(params, given, mlm.due(0), jnp.int32(0))
-            found, nothing = tlm.refresh(params, extra, ("inclusion_tlm",), jnp.int32(0))
+            aux_state, report = mlm.refresh(params, given, mlm.due(0), jnp.int32(0))
+            found, nothing = tlm.refresh(params, aux_state, ("inclusion_tlm",), jnp.int32(0))
             self.assertEmpty(nothing)
             one, (table, _) = mlm.output_layer, output_table(params)
             neighbours, values = one.refresh(given[NEIGHBOURS], table, mlm.statistics)
@@ -136,10 +136,10 @@ class OutputLayersTest(parameterized.TestCase):
         batch = Batch({"tokens": jnp.asarray(packed_tokens())}, PACKED)
 
         def found(objective, step):
-            extra, names = objective.init_extra(), objective.due(0)
+            aux_state, names = objective.init_aux_state(), objective.due(0)
             if names:
-                return objective.refresh(params(), extra, names, step)[0]
-            return objective.plan(extra, batch, jax.random.key(7), step)[0].sample
+                return objective.refresh(params(), aux_state, names, step)[0]
+            return objective.plan(aux_state, batch, jax.random.key(7), step)[0].sample
 
         phases = factories.masked_lm(layer, later_statistics=((3, later),))
         alone = [factories.masked_lm(layer), factories.masked_lm(layer, statistics=later)]
@@ -169,7 +169,7 @@ class ScheduleTest(parameterized.TestCase):
     @parameterized.parameters(("full", ()), ("blockwise", ()), ("knn", (0, 3, 6)), ("nce", ()))
     def test_only_knn_has_an_index_which_is_due_now_and_then(self, kind, due):
         objective = objective_with(factories.output_layer_settings(kind=kind, refresh_every=3))
-        self.assertEqual(tuple(objective.init_extra()), (NEIGHBOURS,) if due else ())
+        self.assertEqual(tuple(objective.init_aux_state()), (NEIGHBOURS,) if due else ())
         found = [step for step in range(9) if objective.due(step)]
         self.assertEqual(tuple(found), due)
         self.assertEqual(objective.due(0), (NEIGHBOURS,) if due else ())
@@ -398,5 +398,6 @@ class OnMaskedLMTest(parameterized.TestCase):
         if tlm := getattr(phases[2], "translation_lm", None):
             self.assertIs(tlm.output_layer, one.exact_layer)
         params = factories.random_params(objective)
-        first = jax.jit(lambda params: [factories.first_extra(x, params) for x in (objective, one)])
+        first_of = factories.first_aux_state
+        first = jax.jit(lambda params: [first_of(x, params) for x in (objective, one)])
         jax.tree.map(np.testing.assert_array_equal, *first(params))

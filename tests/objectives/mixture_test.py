@@ -20,7 +20,7 @@ class Toward(Objective):
     """Brings a vector to a target."""
 
     target: float
-    parts: tuple[str, ...] = ()  # of the extra state, which a refresh counts
+    parts: tuple[str, ...] = ()  # of the auxiliary state, which a refresh counts
     every: int = 1
     last_from: int = 0  # step from which the target is zero; 0 for never
     tables: tuple[str, ...] = ()
@@ -28,26 +28,27 @@ class Toward(Objective):
     def init(self, key):
         return {"vector": jnp.full(3, 1.0)}
 
-    def plan(self, extra, batch, key, step):
-        return (batch["weights"], extra.get("seen", jnp.float32(0))), {}
+    def plan(self, aux_state, batch, key, step):
+        return (batch["weights"], aux_state.get("seen", jnp.float32(0))), {}
 
     def loss(self, params, rows, plan, key):
         weights, seen = plan
         total = ((params["vector"] - self.target) ** 2).sum() * weights.sum()
         return {"loss": (total, weights.sum()), "seen": (seen, 1.0)}, weights.sum()
 
-    def learn(self, extra, observed):
-        return {**extra, "seen": extra["seen"] + observed} if "seen" in extra else extra
+    def learn(self, aux_state, observed):
+        return {name: old + observed * (name == "seen") for name, old in aux_state.items()}
 
-    def init_extra(self):
+    def init_aux_state(self):
         return {name: jnp.float32(0) for name in self.parts}
 
     def due(self, step):
         return self.parts if step % self.every == 0 else ()
 
-    def refresh(self, params, extra, names, step):
-        renewed = {name: extra[name] + self.target for name in names}
-        return {**extra, **renewed}, {f"{name}_renewed": (v, 1.0) for name, v in renewed.items()}
+    def refresh(self, params, aux_state, names, step):
+        renewed = {name: aux_state[name] + self.target for name in names}
+        report = {f"{name}_renewed": (value, 1.0) for name, value in renewed.items()}
+        return {**aux_state, **renewed}, report
 
     @functools.cached_property
     def _last(self) -> "Toward":
@@ -112,7 +113,7 @@ class MeansTest(absltest.TestCase):
         self.assertTrue(math.isnan(found["none"]))
 
 
-class ExtraTest(absltest.TestCase):
+class AuxStateTest(absltest.TestCase):
     def setUp(self):
         super().setUp()
         # Both know "index" and "seen"; "other" is the second's.
@@ -121,16 +122,16 @@ class ExtraTest(absltest.TestCase):
         self.mixture = Mixture({"a": Term(first, "a"), "b": Term(second, "b")})
 
     def test_a_shared_part_is_one_and_renewed_by_its_first_term(self):
-        first = self.mixture.init_extra()
+        first = self.mixture.init_aux_state()
         self.assertCountEqual(first, ["index", "other", "seen"])
         due = [self.mixture.due(step) for step in range(4)]
         second = ("index", "other", "seen")
         self.assertEqual(due, [("index", "seen", "other"), (), ("index", "seen"), second])
         values = {"index": 3, "other": -1, "seen": 3}
         for names in (("index", "seen", "other"), ("index",), ("other",)):
-            extra, report = self.mixture.refresh({}, first, names, jnp.int32(0))
+            aux_state, report = self.mixture.refresh({}, first, names, jnp.int32(0))
             renewed = {name: values[name] for name in names}
-            self.assertEqual(extra, {**first, **renewed})
+            self.assertEqual(aux_state, {**first, **renewed})
             self.assertEqual(report, {f"{x}_renewed": (value, 1) for x, value in renewed.items()})
 
     def test_what_one_term_learns_the_other_one_sees(self):

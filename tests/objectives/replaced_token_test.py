@@ -63,8 +63,8 @@ def params(embeddings: str = "shared", corrective_weight: float = 0.0):
 def _planned(generator: MaskedLM, parameters):
     settings = dataclasses.replace(SETTINGS, embeddings="separate")
     objective = ReplacedToken(generator, Encoder(ENCODER), settings)
-    extra = factories.first_extra(objective, parameters)
-    return objective.plan(extra, batch(), KEY, jnp.int32(0))
+    aux_state = factories.first_aux_state(objective, parameters)
+    return objective.plan(aux_state, batch(), KEY, jnp.int32(0))
 
 
 def planned(objective: ReplacedToken, parameters):
@@ -323,7 +323,7 @@ class GradientTest(parameterized.TestCase):
         objective, whole = by_rows(*changes), by_table(*changes)
         arguments = batch(), KEY, jnp.int32(0)
         touched, none = (
-            jax.eval_shape(lambda one=one: one.plan(one.init_extra(), *arguments))[1]
+            jax.eval_shape(lambda one=one: one.plan(one.init_aux_state(), *arguments))[1]
             for one in (objective, whole)
         )
         self.assertSetEqual(set(touched), set(objective.tables))

@@ -40,13 +40,13 @@ class Lookup(Objective):
     def init(self, key):
         return {"table": jax.random.normal(key, (V, E)), "scale": jnp.linspace(1.0, 2.0, E)}
 
-    def init_extra(self):
+    def init_aux_state(self):
         return {"seen": jnp.int32(0), "last": jnp.float32(0)}
 
-    def learn(self, extra, observed):
-        return {"seen": extra["seen"] + 1, "last": observed}
+    def learn(self, aux_state, observed):
+        return {"seen": aux_state["seen"] + 1, "last": observed}
 
-    def plan(self, extra, batch, key, step):
+    def plan(self, aux_state, batch, key, step):
         drawn = jax.random.randint(key, (1,), 0, V) if self.draws else jnp.zeros(1, jnp.int32)
         tokens = batch["tokens"]
         if not self.by_rows:
@@ -108,7 +108,7 @@ def run(functions: TrainFunctions, num_steps: int = 3):
         state, found = functions.train_step(functions.objective, state, batch)
         metrics.append(means(jax.device_get(found)))
     # No updates are pending, as parts read the whole table.
-    return state.params, metrics, state.extra
+    return state.params, metrics, state.aux_state
 
 
 @functools.cache
@@ -148,7 +148,7 @@ class AccumulationTest(parameterized.TestCase):
         mesh = functions_of(objective, axes=(4, 1, 1)).mesh
         accumulated = functools.partial(accumulate, objective, accumulation=Accumulation(2, 0))
         batch = Batch(jax.device_put(arrays_of(0), batch_sharding(mesh)), "lookups")
-        args = objective.init(key), objective.init_extra(), batch, key, jnp.int32(0)
+        args = objective.init(key), objective.init_aux_state(), batch, key, jnp.int32(0)
         metrics = jax.jit(traced_on(mesh, accumulated))(*args)[1]
         self.assertEqual(metrics["drawn"][1], 2 * num_shards)
         if of is ShardedLookup:
@@ -164,7 +164,8 @@ class AccumulationTest(parameterized.TestCase):
         objective, key, arrays = Lookup(draws=True), jax.random.key(3), arrays_of(5)
         accumulated = functools.partial(accumulate, objective, accumulation=Accumulation(4, 4))
         args = Batch(arrays, "lookups"), key, jnp.int32(used - 1)
-        grads, metrics, extra = jax.jit(accumulated)(first_params(), objective.init_extra(), *args)
+        args = first_params(), objective.init_aux_state(), *args
+        grads, metrics, aux_state = jax.jit(accumulated)(*args)
 
         @jax.jit
         @functools.partial(jax.grad, has_aux=True)
@@ -183,8 +184,8 @@ class AccumulationTest(parameterized.TestCase):
         weight = sum(weight for _, weight in losses)
         self.assertEqual(metrics["loss"][1], weight)
         self.assertEqual(metrics["drawn"], (sum(drawn), used))
-        self.assertEqual(extra["seen"], used)
-        np.testing.assert_allclose(extra["last"], losses[-1][0], rtol=1e-5)
+        self.assertEqual(aux_state["seen"], used)
+        np.testing.assert_allclose(aux_state["last"], losses[-1][0], rtol=1e-5)
         expected = jax.tree.map(lambda *x: sum(x) / weight, *(of_this for of_this, _ in results))
         check = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7)
         jax.tree.map(check, grads, expected)

@@ -45,13 +45,17 @@ def state_of(step: int) -> TrainState:
         params={"table": table},
         opt_state={"moment": moment},
         key_data=jnp.asarray(rng.integers(0, 2**32, 2), jnp.uint32),
-        extra={},
+        aux_state={},
     )
 
 
-ABSTRACT = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state_of(0)
-)
+def abstract_of(state: TrainState) -> TrainState:
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+    )
+
+
+ABSTRACT = abstract_of(state_of(0))
 
 
 def abstract_after(steps_taken: int) -> TrainState:
@@ -71,7 +75,7 @@ def functions_of_run() -> TrainFunctions:
 
     fields = dataclasses.fields(TrainFunctions)
     nothing = dict.fromkeys(x.name for x in fields if x.default is dataclasses.MISSING)
-    return TrainFunctions(**(nothing | dict(apply_pending_updates=apply, abstract_state=ABSTRACT)))
+    return TrainFunctions(**{**nothing, "apply_pending_updates": apply, "abstract_state": ABSTRACT})
 
 
 def damage(folder: pathlib.Path, how: str) -> None:
@@ -185,7 +189,7 @@ class DamageTest(TestCase):
         more = jax.ShapeDtypeStruct((), jnp.float32, sharding=sharding)
         for other in (
             dataclasses.replace(ABSTRACT, params={"table": wider}),
-            dataclasses.replace(ABSTRACT, extra={"index": more}),
+            dataclasses.replace(ABSTRACT, aux_state={"index": more}),
         ):
             error = "checks/2 is of other code or settings: .* is .*, and float32 .* in this"
             with self.assertRaisesRegex(OtherStateError, error):
@@ -193,6 +197,31 @@ class DamageTest(TestCase):
             with Checkpoints(self.folder, 10) as checkpoints, self.assertRaises(OtherStateError):
                 checkpoints.restore_latest({2: other, 1: other}.__getitem__)
         self.assertEqual(self.names(), ["1", "2"])
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class OldState:
+    """A state by the names of checkpoints from before the rename to `aux_state`."""
+
+    step: jax.Array
+    params: dict
+    opt_state: dict
+    key_data: jax.Array
+    extra: dict
+
+
+class OldNameTest(TestCase):
+    def test_a_checkpoint_with_the_old_name_of_the_auxiliary_state_is_restored(self):
+        new = dataclasses.replace(state_of(3), aux_state={"index": jnp.arange(6).reshape(2, 3)})
+        with Checkpoints(self.folder, 10) as checkpoints:
+            checkpoints.save(3, OldState(*vars(new).values()))
+        functions = dataclasses.replace(functions_of_run(), abstract_state=abstract_of(new))
+        step, found = restore_latest(self.folder, {3: functions.abstract_state}.__getitem__)
+        self.assertEqual(step, 3)
+        jax.tree.map(np.testing.assert_array_equal, found, new)
+        _, params = restore_latest_params(self.folder, functions)
+        np.testing.assert_array_equal(params["table"], new.params["table"])
 
 
 class ParamsTest(TestCase):

@@ -15,7 +15,7 @@ from tests import factories
 from xlm.objectives.contrastive import SentenceContrast
 from xlm.objectives.masked_lm import NEIGHBOURS, MaskedLM
 from xlm.objectives.mixture import Mixture, Term
-from xlm.objectives.objective import Batch, Extra, means
+from xlm.objectives.objective import AuxState, Batch, means
 from xlm.objectives.settings import ContrastSettings, MaskSettings
 from xlm.training.accumulation import Accumulation
 from xlm.training.settings import MeshSettings
@@ -94,11 +94,11 @@ def random_params(num_layers: int):
 
 
 @functools.cache
-def refreshed() -> Extra:
-    """The extra state of k-NN sampling by one device from `random_params`, of any depth."""
+def refreshed() -> AuxState:
+    """The auxiliary state of k-NN sampling by one device from `random_params`, of any depth."""
     functions = functions_on((1, 1, 1), "knn", "rows")
     state = factories.first_state(functions, random_params(0))
-    return jax.device_get(functions.refresh(functions.objective.due(0), state)[0].extra)
+    return jax.device_get(functions.refresh(functions.objective.due(0), state)[0].aux_state)
 
 
 def arrays_of(step: int) -> dict[str, np.ndarray]:
@@ -148,8 +148,8 @@ def three_steps(axes, kinds: tuple[str, ...], update: str, warmup_steps: int, ch
     args = update, warmup_steps, changes
     functions, metrics = functions_in_parts(axes, kinds, *args), []
     params = random_params(dict(changes).get("num_layers", 0))
-    extra = refreshed() if "knn" in kinds else {}
-    state = factories.first_state(functions, params, extra)
+    aux_state = refreshed() if "knn" in kinds else {}
+    state = factories.first_state(functions, params, aux_state)
     for step in range(3):
         arrays = jax.device_put(arrays_of(step), batch_sharding(functions.mesh))
         kind = ("pairs", "separate_pairs")[step % len(kinds)]
@@ -218,7 +218,7 @@ class AccumulatedTest(parameterized.TestCase):
         self.assertLess(max(max(one.sizes) for one in found), V * E)
         state, _ = refresh(factories.first_state(functions, random_params(0)))
         expected = refreshed()[NEIGHBOURS]
-        np.testing.assert_array_equal(state.extra[NEIGHBOURS], expected)
+        np.testing.assert_array_equal(state.aux_state[NEIGHBOURS], expected)
         self.assertTrue((np.diff(expected) != 0).any())
 
 

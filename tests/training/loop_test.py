@@ -41,16 +41,16 @@ class ByRows(Objective):
     def init(self, key):
         return {"w": jnp.zeros((4, 1))}
 
-    def init_extra(self):
+    def init_aux_state(self):
         return {"copy": jnp.zeros((4, 1))}
 
     def due(self, step):
         return ("copy",) if step % 2 == 0 and step < 8 else ()
 
-    def refresh(self, params, extra, names, step):
+    def refresh(self, params, aux_state, names, step):
         return {"copy": params["w"]}, {}
 
-    def plan(self, extra, batch, key, step):
+    def plan(self, aux_state, batch, key, step):
         return batch["x"], {"w": jax.random.randint(key, (1,), 0, 4)}
 
     def loss(self, params, rows, plan, key):
@@ -132,26 +132,26 @@ class IntervalsTest(TestCase):
         found = {*first, *second} - {*shares}
         self.assertCountEqual([one for one in found if one[1] != "start"], recorded)
 
-    def test_extra_state_is_renewed_when_due_and_from_the_parameters(self):
+    def test_auxiliary_state_is_renewed_when_due_and_from_the_parameters(self):
         steps = []
 
         def train_step(objective, state, batch):
-            copied_at = int(state.extra["copied_at"])
+            copied_at = int(state.aux_state["copied_at"])
             steps.append((int(state.step), copied_at, objective.exact))
             if copied_at == state.step:
-                np.testing.assert_array_equal(state.extra["copy"], state.params["w"])
+                np.testing.assert_array_equal(state.aux_state["copy"], state.params["w"])
             return self.functions.train_step(objective, state, batch)
 
         state = self.train(functions=dataclasses.replace(self.functions, train_step=train_step))
         # The last two steps are another phase, so step 9 renews nothing.
         expected = [(step, min(step - step % 3, 6), step >= 8) for step in range(10)]
         self.assertEqual(steps, expected)
-        self.assertEqual((int(state.step), int(state.extra["copied_at"])), (10, 6))
+        self.assertEqual((int(state.step), int(state.aux_state["copied_at"])), (10, 6))
         # A refresh is recorded with the step that follows.
         self.assertEqual(self.steps_with("index/moved"), [1, 4, 7])
         moved = [r["index/moved"] for r in self.records() if "index/moved" in r]
         self.assertEqual(moved[0], 4)  # from -1 to 0, for the copy begins elsewhere
-        self.assertAlmostEqual(sum(moved[1:]), -float(state.extra["copy"].sum()), places=5)
+        self.assertAlmostEqual(sum(moved[1:]), -float(state.aux_state["copy"].sum()), places=5)
 
     def test_a_refresh_sees_parameters_that_are_up_to_date(self):
         by_rows = factories.optimizer_settings(embedding_update="rows")
@@ -163,7 +163,7 @@ class IntervalsTest(TestCase):
             behind.append(bool((state.opt_state.tables["w"].last_step < state.step).any()))
             state, report = functions.refresh(names, state)
             np.testing.assert_array_equal(state.opt_state.tables["w"].last_step, state.step)
-            np.testing.assert_array_equal(state.extra["copy"], state.params["w"])
+            np.testing.assert_array_equal(state.aux_state["copy"], state.params["w"])
             return state, report
 
         self.train(functions=dataclasses.replace(functions, refresh=refresh))

@@ -161,7 +161,7 @@ def train_and_watch(
     seen = []
 
     def train_step(objective, state, batch):
-        index = np.asarray(state.extra[NEIGHBOURS])
+        index = np.asarray(state.aux_state[NEIGHBOURS])
         seen.append((int(state.step), batch["tokens"], index))
         return functions.train_step(objective, state, batch)
 
@@ -283,7 +283,7 @@ class ResumeTest(folders.FolderTest):
             )
             self.assertLen(mine, count)
             np.testing.assert_allclose(mine, others, rtol=1e-5)
-        np.testing.assert_array_equal(state.extra[NEIGHBOURS], expected.extra[NEIGHBOURS])
+        np.testing.assert_array_equal(state.aux_state[NEIGHBOURS], expected.aux_state[NEIGHBOURS])
 
         rows, (table, bias) = PADDED // 2, output_table(state.params)
         matrices, (adam, *_) = state.opt_state.others.matrices[0], state.opt_state.others.others

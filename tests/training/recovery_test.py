@@ -185,12 +185,12 @@ class FiniteTest(checkpoint_test.TestCase):
         ints = jnp.full(3, 0x7FC00000, jnp.int32)  # the bits of NaN
         for value in (jnp.nan, jnp.inf, -jnp.inf):
             bad = jnp.zeros((5, 7), jnp.bfloat16).at[4, 6].set(value)
-            state.extra.update({"ids": ints, "sums": bad})
+            state.aux_state.update({"ids": ints, "sums": bad})
             with mock.patch.object(digests, "_MOST_WORDS_ON_HOST", most_on_host):
                 found = digests.inspect(state)
                 self.assertEqual(found.fault, "numbers that are not finite, in extra.sums")
                 self.assertEqual(found.params_digest, digest(state.params))
-                state.extra["sums"] = jnp.ones(3)
+                state.aux_state["sums"] = jnp.ones(3)
                 self.assertEqual(digests.inspect(state).fault, "")
 
     def test_one_that_was_saved_is_named(self):

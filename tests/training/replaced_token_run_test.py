@@ -126,7 +126,8 @@ class RunTest(folders.FolderTest):
                 if name.endswith("/replaced"):  # the same samples
                     self.assertEqual(one[name], other[name], name)
         # Of the index of step 6: neighbours that are nearly equally near may change places.
-        is_other = np.asarray(state.extra[NEIGHBOURS]) != np.asarray(self.state.extra[NEIGHBOURS])
+        before, after = (np.asarray(x.aux_state[NEIGHBOURS]) for x in (self.state, state))
+        is_other = after != before
         self.assertLess(is_other.mean(), 1e-3)
         of_devices, of_one = (load_pair_record(f / RECORD).phases for f in (folder, self.whole))
         for one, other in zip(of_devices, of_one, strict=True):

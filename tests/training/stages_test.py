@@ -126,7 +126,7 @@ class StageTest(TestCase):
         tolerance = 1e-6 if update == "dense" else 2e-3
         np.testing.assert_allclose(table, of_reference, atol=tolerance)
         self.assertGreater(np.abs(table - start).max(), 0.02)
-        assert_equal(found.extra, expected.extra)
+        assert_equal(found.aux_state, expected.aux_state)
 
     def test_the_second_is_a_run_from_the_parameters_of_the_first(self):
         settings = dataclasses.replace(STAGED, embedding_update="rows")

@@ -36,14 +36,14 @@ class Toy(Objective):
     def init(self, key):
         return {"w": jnp.zeros(4)}
 
-    def init_extra(self):
+    def init_aux_state(self):
         return {"copy": jnp.full(4, -1.0), "copied_at": jnp.int32(-1)}
 
     def due(self, step):
         return ("copy",) if not self.exact and step % self.every == 0 else ()
 
-    def refresh(self, params, extra, names, step):
-        report = {"moved": (jnp.abs(params["w"] - extra["copy"]).sum(), jnp.float32(1))}
+    def refresh(self, params, aux_state, names, step):
+        report = {"moved": (jnp.abs(params["w"] - aux_state["copy"]).sum(), jnp.float32(1))}
         return {"copy": params["w"], "copied_at": step}, report
 
     @functools.cached_property
