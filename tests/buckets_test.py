@@ -93,8 +93,8 @@ class BucketsTest(folders.FolderTest):
             self.execute(stage, here)
         self.on_a_new_machine("first")
         self.execute("build_vocab", there)
-        note = "rows/work/rows-"
-        self.kill(run, "input_pipeline.preparation.write", 2, note, "prepare_data", *there)
+        manifest = "rows/work/rows-"
+        self.kill(run, "input_pipeline.preparation.write", 2, manifest, "prepare_data", *there)
         self.on_a_new_machine("second")
         write = preparation.write
         with mock.patch.object(preparation, "write", side_effect=write) as written:

@@ -20,8 +20,7 @@ from xlm.objectives.objective import AuxState, Batch, LossAndMetrics, Objective,
 from xlm.objectives.settings import MaskSettings
 
 TABLE = "embeddings/table"
-# Neighbours [V, K] of each token: a part of the auxiliary state that all terms of a mixture share.
-NEIGHBOURS = "neighbours"
+NEIGHBOURS = "neighbours"  # [V, K], a part of the auxiliary state that terms of a mixture share
 
 
 class Plan(NamedTuple):
@@ -67,8 +66,7 @@ class MaskedLM(Objective):
       special_ids: ids that are never masked.
       across_documents: whether attention crosses the documents of a sequence.
       name: unique within a mixture; names the objective's part of the auxiliary state.
-      statistics: of the tokens as targets; empty if neither the output layer samples nor the bias
-        needs frequencies.
+      statistics: of the tokens as targets; empty if neither sampling nor the bias needs them.
       later_statistics: (step, statistics) pairs that replace `statistics` from a step on.
       row_capacity: R, most table rows that a step reads and updates. 0 allows as many as any batch
         can need. V or more always reads the whole table.

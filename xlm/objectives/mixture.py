@@ -28,8 +28,7 @@ class Mixture(Objective):
     """Weighted sum of objectives over the batches of a run, `terms` by kind of batch.
 
     The kind of a step's batch selects its term. Terms share the parameters, which the first term
-    initialises. They share parts of the auxiliary state by name. The first term with a part
-    refreshes it.
+    initialises, and parts of the auxiliary state by name. The first term with a part refreshes it.
     """
 
     terms: Mapping[str, Term]

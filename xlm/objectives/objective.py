@@ -55,8 +55,7 @@ def means(totals: Mapping[str, tuple]) -> dict[str, float]:
     }
 
 
-# Learned state besides parameters, by name of the part.
-AuxState = dict[str, Any]
+AuxState = dict[str, Any]  # learned state besides parameters, by name of the part
 # Distinct ids [R] int32 of a table's rows, by its path in the parameters ("embeddings/table"). Ids
 # from the number of rows on are unused slots.
 Touched = Mapping[str, jax.Array]

@@ -26,8 +26,7 @@ from xlm.objectives.settings import ReplacedTokenSettings
 # Keys of the two models and of the discriminator's head in the parameters.
 GENERATOR, DISCRIMINATOR, HEAD = "generator", "discriminator", "replaced_token_head"
 _OWN_TABLE = f"{DISCRIMINATOR}/{TABLE}"
-# Part of the auxiliary state with the moving average of each language pair's loss.
-PAIR_LOSSES = "pair_losses"
+PAIR_LOSSES = "pair_losses"  # part of the auxiliary state: moving averages by language pair
 
 
 class Plan(NamedTuple):

@@ -21,8 +21,7 @@ from xlm.objectives.objective import (
 )
 from xlm.training.stages import has_path, merged
 
-# Mesh axis with one reduction of gradients per step.
-_DATA = "data"
+_DATA = "data"  # mesh axis with one reduction of gradients per step
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,7 +31,7 @@ class TrainState:
         return jax.random.wrap_key_data(self.key_data, impl=implementation)
 
 
-# Checkpoints name arrays by these keys. The first ones named `aux_state` "extra", so all do.
+# Checkpoints name arrays by these keys. The first ones called `aux_state` "extra", so all do.
 _KEYS = [*map(GetAttrKey, ("step", "params", "opt_state", "key_data", "extra"))]
 jax.tree_util.register_pytree_with_keys(
     TrainState,
