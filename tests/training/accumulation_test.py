@@ -1,4 +1,4 @@
-"""Batches in parts against whole ones and the sum of their parts; random keys of a step."""
+"""Gradient accumulation against whole batches and sums of microbatches; keys of a step."""
 
 import dataclasses
 import functools
@@ -27,9 +27,9 @@ SETTINGS = TrainSettings(
 
 
 class Lookup(Objective):
-    """Fits the tokens of a sequence, of which some weigh nothing, and one more that the key draws.
+    """Fits the weighted tokens of a sequence, and one token drawn by the key.
 
-    Learns besides parameters how many losses it has seen, and the last of them.
+    Its auxiliary state is the number of losses so far, and the last loss.
     """
 
     tables = ("table",)
@@ -67,7 +67,7 @@ class Lookup(Objective):
 
 
 class ShardedLookup(Lookup):
-    """The same, taken shard by shard; a metric says what a shard drew in its loss."""
+    """The same by shards; a metric has the token that a shard drew in its loss."""
 
     def example_axes(self, plan, num_shards):
         return 0, None, 0
@@ -107,7 +107,7 @@ def run(functions: TrainFunctions, num_steps: int = 3):
         batch = Batch(arrays, "lookups")
         state, found = functions.train_step(functions.objective, state, batch)
         metrics.append(means(jax.device_get(found)))
-    # No updates are pending, as parts read the whole table.
+    # No updates are pending, since microbatches read the whole table.
     return state.params, metrics, state.aux_state
 
 
@@ -160,7 +160,7 @@ class AccumulationTest(parameterized.TestCase):
 
     @parameterized.parameters(1, 2, 4)
     def test_each_part_has_a_key_and_weight_of_its_own(self, used):
-        # Of the 4 parts, `used` are in use at a step when the batch grows in 4 steps.
+        # The batch grows over 4 steps, so a step uses `used` of the 4 microbatches.
         objective, key, arrays = Lookup(draws=True), jax.random.key(3), arrays_of(5)
         accumulated = functools.partial(accumulate, objective, accumulation=Accumulation(4, 4))
         args = Batch(arrays, "lookups"), key, jnp.int32(used - 1)
@@ -210,14 +210,14 @@ class WarmUpTest(folders.FolderTest):
 
 
 SOME, ALL = MaskSettings(0.3, 1.0, 0.0), MaskSettings(0.99, 1.0, 0.0)
-# What is random about the loss of a batch, each alone: kind of output layer, dropout, masks.
+# Sources of randomness in the loss of a batch, one each: output layer, dropout, masks.
 MASKS, DROPOUT, SAMPLES = ("full", 0.0, SOME), ("full", 0.5, ALL), ("nce", 0.0, ALL)
 NOTHING = ("full", 0.0, ALL)
-TOLERANCE = 1e-4  # of a sum of 40 losses in another order
+TOLERANCE = 1e-4  # for a sum of 40 losses in another order
 
 
 def losses(random, **kwargs) -> list[float]:
-    """Two steps on one batch, of seeds 0, 0 and 1; nothing is learned."""
+    """Losses of two steps on one batch, for seeds 0, 0 and 1, without learning."""
     kind, dropout_rate, mask = random
     objective = factories.masked_lm(
         factories.output_layer_settings(kind=kind, num_negatives=5),
@@ -253,5 +253,5 @@ class KeysTest(parameterized.TestCase):
         self.assertGreater(distances.min(), 10 * TOLERANCE)
 
     def test_the_key_is_all_that_is_random(self):
-        # Or else the test above could not tell what made its losses differ.
+        # Otherwise the test above could not attribute its differences.
         self.assertLess(np.ptp(losses(NOTHING)), TOLERANCE)
