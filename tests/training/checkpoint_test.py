@@ -74,8 +74,9 @@ def functions_of_run() -> TrainFunctions:
         return dataclasses.replace(state, params={"table": state.params["table"] + 1})
 
     fields = dataclasses.fields(TrainFunctions)
-    nothing = dict.fromkeys(x.name for x in fields if x.default is dataclasses.MISSING)
-    return TrainFunctions(**{**nothing, "apply_pending_updates": apply, "abstract_state": ABSTRACT})
+    given = dict.fromkeys(x.name for x in fields if x.default is dataclasses.MISSING)
+    given |= {"apply_pending_updates": apply, "abstract_state": ABSTRACT}
+    return TrainFunctions(**given)
 
 
 def damage(folder: pathlib.Path, how: str) -> None:
