@@ -1,4 +1,4 @@
-"""Several objectives in one: each batch goes to its term, and what is shared stays one."""
+"""Mixtures: each batch goes to its term, and shared parts stay shared."""
 
 import dataclasses
 import functools
@@ -17,10 +17,10 @@ from xlm.training.step import TrainFunctions
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Toward(Objective):
-    """Brings a vector to a target."""
+    """Moves a vector towards a target."""
 
     target: float
-    parts: tuple[str, ...] = ()  # of the auxiliary state, which a refresh counts
+    parts: tuple[str, ...] = ()  # of the auxiliary state, changed by a refresh
     every: int = 1
     last_from: int = 0  # step from which the target is zero; 0 for never
     tables: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ def step_on(functions: TrainFunctions, kind: str, step: int = 0):
 
 
 def mixture(a: float = 1.0) -> Mixture:
-    """Terms "a" toward 3, of a weight, and "b" toward -1."""
+    """Terms "a" towards 3, with a weight, and "b" towards -1."""
     return Mixture({"a": Term(Toward(3.0), "of_a", a), "b": Term(Toward(-1.0), "of_b")})
 
 
@@ -80,7 +80,7 @@ class TermsTest(parameterized.TestCase):
         state, found = step_on(factories.train_functions(whole), kind)
         expected_state, expected = step_on(factories.train_functions(alone), kind)
         jax.tree.map(np.testing.assert_array_equal, state.params, expected_state.params)
-        # Its loss has a name of its own; else the metrics are those of the term.
+        # Its loss has its own name; other metrics are those of the term.
         name = f"of_{kind}_loss"
         jax.tree.map(np.testing.assert_array_equal, found, {**expected, name: expected["loss"]})
 
@@ -116,7 +116,7 @@ class MeansTest(absltest.TestCase):
 class AuxStateTest(absltest.TestCase):
     def setUp(self):
         super().setUp()
-        # Both know "index" and "seen"; "other" is the second's.
+        # Both have "index" and "seen"; only the second has "other".
         first = Toward(3.0, ("index", "seen"), every=2)
         second = Toward(-1.0, ("index", "other", "seen"), every=3)
         self.mixture = Mixture({"a": Term(first, "a"), "b": Term(second, "b")})
@@ -154,7 +154,7 @@ class PhasesTest(absltest.TestCase):
             terms = phases[number].terms
             self.assertEqual((terms["a"].objective, terms["b"].objective), expected)
             self.assertEqual((terms["a"].weight, terms["b"].name), (2.0, "b"))
-        # The loss of a phase is that of its terms.
+        # Phases have the losses of their terms.
         functions = factories.train_functions(whole)
         losses = [float(step_on(functions, "a", step)[1]["loss"][0]) for step in (0, 4)]
         self.assertEqual(losses, [2 * 3 * (1 - 3.0) ** 2 * 4, 2 * 3 * (1 - 0.0) ** 2 * 4])
