@@ -265,7 +265,7 @@ def functions_of(objective: Objective, update: str) -> TrainFunctions:
 
 
 def model_flops(preset: Preset, width: int, num_classes: float) -> float:
-    """Return model FLOPs of a step with a softmax over `classes`, forward and backward."""
+    """Return model FLOPs of a step with a softmax over `num_classes`, forward and backward."""
     d, length = preset.hidden_size, preset.length
     tokens = preset.batch_size * length
     layer = 2 * (4 * d * d + 2 * d * preset.mlp_size) + 4 * length * d

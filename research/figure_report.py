@@ -16,9 +16,9 @@ from research.tasks import TASKS
 NOTE = f"""\
 *loss - unigram*: exact held-out loss minus that of the language's unigram distribution, in nats per
 token, and the language with the highest value. Below zero an encoder has learned from context.
-*bits/char*: the same loss in bits per character, which compares vocabularies; less is better. It is
-a mean over the languages that every run has. As in the paper, some are high-resource
-({", ".join(HIGH)}) and some low-resource ({", ".join(LOW)}). Tasks: trained on English, mean of the
+*bits/char*: the same loss in bits per character, which compares vocabularies; less is better. Means
+are over all languages that every run has, and as in the paper over high-resource
+({", ".join(HIGH)}) and low-resource ones ({", ".join(LOW)}). Tasks: trained on English, mean of the
 other languages that every run has, per cent; *examples* is their number of test examples. Cells are
 means over seeds, with minimum and maximum, and the number of seeds if some lack the score.
 *detectable*: the least difference of two runs that is significant at 5 %. The t test is two-sided,

@@ -225,9 +225,9 @@ def report(plan: Plan) -> list[str]:
     parts = [
         f"{len(first['unigram'])} languages, {first.one('vocab_size'):,} pieces; S = "
         f"{layer.num_negatives}. Unigram distributions of the languages: "
-        f"{statistics.fmean(first['unigram'].values()):.3f} nats per token. Differences are means "
-        "over seeds. Those from the full softmax are from the one with the same initial output "
-        "bias."
+        f"{statistics.fmean(first['unigram'].values()):.3f} nats per token. Differences are taken "
+        "seed by seed, then averaged. Those from the full softmax are from the one with the same "
+        "initial output bias."
     ]
     # All tables have the references.
     common = [name for name in (FULL, FULL_BIAS, PUBLISHED, CORRECTED) if name in found]

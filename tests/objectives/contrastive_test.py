@@ -156,7 +156,7 @@ def slowly(vectors, ids, temperature: float, margin: float, sizes) -> tuple[list
 
 
 def arrays(batch: int = B) -> dict[str, np.ndarray]:
-    """Examples in a cycle of six."""
+    """Examples whose text ids repeat after six."""
     rng = np.random.default_rng(0)
     sizes, index = rng.integers(3, L + 1, (batch, S, 1)), np.arange(L, dtype=np.int32)
     tokens = np.where(index < sizes, rng.integers(5, 30, (batch, S, L)), factories.PAD)
