@@ -188,7 +188,7 @@ class SameGroupShareTest(absltest.TestCase):
         self.assertEqual(same_group_share(FRESH, np.full(7, -1)), 0)
 
     def test_many_tokens_are_known_by_their_ids(self):
-        # Even tokens list themselves and a token of their group. Odd ones list others and do not count.
+        # Even tokens list themselves and one of their group. Odd ones do not count.
         tokens = np.arange(8192)[:, None]
         lists = np.concatenate([tokens, (tokens + 2 + tokens % 2) % 8192], axis=1)
         self.assertEqual(same_group_share(lists, np.arange(8192) % 2), 1)
