@@ -1,1 +1,1 @@
-"""Benchmarks of speed and memory; each prints one table. Run as python -m benchmarks.NAME."""
+"""Benchmarks of speed and memory. Start one with python -m benchmarks.NAME; it prints tables."""

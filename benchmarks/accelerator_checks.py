@@ -1,4 +1,4 @@
-"""Checks of what computes otherwise on an accelerator, each in a process of its own.
+"""Checks of code with its own path on accelerators, each in a process of its own.
 
     python -m benchmarks.accelerator_checks --results=checks.json     # a GPU or TPU; minutes
 
@@ -9,11 +9,11 @@
 | row_adamw | row AdamW against dense `optax.adamw`, over steps that touch few rows |
 | flash, flash_relative, flash_gated | fused attention against plain: values, gradients |
 | export | the training step, exported by `jax.export` and read back, against the step itself |
-| deterministic | two runs of equal steps, in two processes, by `--xla_gpu_deterministic_ops` |
+| deterministic | two runs of equal steps, in two processes, with `--xla_gpu_deterministic_ops` |
 
-What a process finds is printed, and written to the file of --results, at once: a check that
-crashes, hangs or runs out of memory costs itself alone. TensorFlow is not needed. On a CPU the same
-checks run, smaller; those of a GPU's kernels say that they do not apply.
+The command prints each result at once, and writes it to --results. If a check crashes, hangs or
+runs out of memory, the others still run. TensorFlow is not needed. A CPU runs the same checks at
+smaller sizes, except those of GPU kernels.
 """
 
 import hashlib
@@ -39,10 +39,10 @@ from xlm.common import artifacts
 from xlm.models import flash_attention
 from xlm.training.row_adamw import row_adamw
 
-_CHECKS = flags.DEFINE_list("checks", None, "Of the table above; all by default.")
-_RESULTS = flags.DEFINE_string("results", None, "A JSON file for the results.")
-_SECONDS = flags.DEFINE_integer("seconds", 120, "Limit of one check.")
-_ONLY = flags.DEFINE_string("only", None, "Run this check here; what the others are started by.")
+_CHECKS = flags.DEFINE_list("checks", None, "Checks of the table above; all by default.")
+_RESULTS = flags.DEFINE_string("results", None, "JSON file for the results.")
+_SECONDS = flags.DEFINE_integer("seconds", 120, "Time limit of a check, in seconds.")
+_ONLY = flags.DEFINE_string("only", None, "Internal: run this check in this process.")
 
 _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 _STEPS = 5
@@ -50,7 +50,7 @@ Position = Literal["learned", "relative", "gated"]
 
 
 class Outcome(NamedTuple):
-    """Result of a check: whether it passed, None where it does not apply; and what was seen."""
+    """Result of a check: whether it passed (None if it does not apply), and details."""
 
     passed: bool | None
     detail: str
@@ -83,7 +83,7 @@ def check_softmax() -> Outcome:
 
 
 def check_neighbours() -> Outcome:
-    """Compare the lists of some tokens with sorted products."""
+    """Compare the neighbour lists of some tokens with sorted products."""
     vocab_size, width, k = (100_000, 256, 50) if _is_fast() else (2000, 16, 10)
     rng = np.random.default_rng(0)
     table = rng.normal(size=(vocab_size, width)).astype(np.float32)
@@ -93,7 +93,7 @@ def check_neighbours() -> Outcome:
     )
     scores = table[queries].astype(np.float64) @ table.T.astype(np.float64)
     least = np.sort(scores, axis=1)[:, -k]
-    # Rounding in float32 may exchange tokens of equal scores.
+    # Rounding in float32 may exchange tokens with nearly equal scores.
     reached = np.take_along_axis(scores, np.asarray(found), axis=1) >= least[:, None] - 1e-4
     distinct = all(len(set(row)) == k for row in np.asarray(found).tolist())
     return Outcome(
@@ -102,7 +102,7 @@ def check_neighbours() -> Outcome:
 
 
 def check_row_adamw() -> Outcome:
-    """Compare row AdamW with dense AdamW over steps of random rows."""
+    """Compare row AdamW with dense AdamW over steps on random rows."""
     vocab_size, width, touched = (100_000, 256, 4096) if _is_fast() else (500, 16, 20)
     rng = np.random.default_rng(0)
     start = jnp.asarray(rng.normal(size=(vocab_size, width)), jnp.float32)
@@ -127,7 +127,7 @@ def check_row_adamw() -> Outcome:
 
 
 def check_flash(position: Position) -> Outcome:
-    """Compare fused attention with plain: values, and all gradients, with dropout."""
+    """Compare fused attention with plain attention, with dropout: values and all gradients."""
     if jax.default_backend() != "gpu":
         return Outcome(None, "needs a GPU")
     options = {"has_bias": position != "learned", "is_gated": position == "gated"}
@@ -140,14 +140,14 @@ def check_flash(position: Position) -> Outcome:
 
 
 def check_export() -> Outcome:
-    """Compare a training step with its export, written out and read back."""
+    """Compare a training step with its export, written and read back."""
     case = _case()
     state, batch = case.state, case.batches[0]
 
     def step(state: Any, batch: Any) -> Any:
         return case.functions.train_step(case.objective, state, batch)[0]
 
-    # Exports hold arrays only.
+    # Exports hold only arrays.
     leaves, layout = jax.tree.flatten((state, batch))
 
     def of_leaves(*leaves: jax.Array) -> list[jax.Array]:
@@ -163,7 +163,7 @@ def check_export() -> Outcome:
 
 
 def check_trained() -> Outcome:
-    """Digest of the state after a few steps, for `check_deterministic`."""
+    """Return a digest of the state after a few steps, for `check_deterministic`."""
     case = _case()
     for number in range(_STEPS):
         case.state, _ = case.functions.train_step(
@@ -176,7 +176,7 @@ def check_trained() -> Outcome:
 
 
 def check_deterministic() -> Outcome:
-    """Compare two runs by the deterministic flags, and two without, which need not be equal."""
+    """Compare two runs with the deterministic flags; also two without, which may differ."""
     equal = {}
     for name, more in (("with", _DETERMINISTIC), ("without", "")):
         found = [in_process("trained", more) for _ in range(2)]
@@ -200,7 +200,7 @@ CHECKS: dict[str, Callable[[], Outcome]] = {
     "deterministic": check_deterministic,
 }
 _WITHIN = {"trained": check_trained, "machine": lambda: Outcome(True, describe_machine())}
-# It starts processes, and must leave the device's memory to them.
+# It starts processes, and must leave them the device's memory.
 _WITHOUT_DEVICE = ("deterministic",)
 
 
@@ -209,12 +209,12 @@ def _is_fast() -> bool:
 
 
 def _case() -> train_step.Case:
-    """A training step of k-NN with row AdamW, of a small model."""
+    """Return a training step of a small model, with k-NN sampling and row AdamW."""
     return train_step.Case(train_step.PRESETS["small"], train_step.KNN, 4096, 128, searches=False)
 
 
 def _agree(found: Any, expected: Any, tolerance: float) -> Outcome:
-    """Whether arrays agree within a share of the largest value of each."""
+    """Return whether arrays agree, within a share of the largest value of each."""
     worst = 0.0
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         if not jnp.issubdtype(other.dtype, jnp.floating):
@@ -229,15 +229,15 @@ def _agree(found: Any, expected: Any, tolerance: float) -> Outcome:
 
 
 def _numpy(array: Any) -> np.ndarray:
-    """An array on the host; keys as their words."""
+    """Return an array on the host; a key as its words."""
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
     return np.asarray(array)
 
 
 def in_process(name: str, more_flags: str = "") -> Outcome:
-    """Run a check in a process of its own, with more XLA flags."""
-    # XLA takes a blank for the name of a file.
+    """Run a check in its own process, with more XLA flags."""
+    # XLA takes a blank for a file name.
     xla_flags = f"{os.environ.get('XLA_FLAGS', '')} {more_flags}".strip()
     environment = {**os.environ, "XLA_FLAGS": xla_flags}
     command = [sys.executable, "-m", "benchmarks.accelerator_checks", f"--only={name}"]
@@ -261,7 +261,7 @@ def main(_) -> None:
         return
     chosen = _CHECKS.value or list(CHECKS)
     if unknown := sorted(set(chosen) - set(CHECKS)):
-        raise app.UsageError(f"--checks: there are no {unknown}; choose of {', '.join(CHECKS)}")
+        raise app.UsageError(f"--checks: there are no {unknown}; choose from {', '.join(CHECKS)}")
     machine = in_process("machine").detail
     print(f"{machine}\n\n| check | | seconds | |\n|---|---|---:|---|", flush=True)
     found: dict[str, Any] = {}

@@ -17,15 +17,15 @@ _BITS = re.compile(r"[a-z]+(\d+)")
 
 
 class Collective(NamedTuple):
-    """One collective instruction.
+    """Collective instruction.
 
     Attributes:
       kind: one of `KINDS`, such as "all-reduce".
       sizes: elements of each result array.
-      groups: numbers of the devices that exchange data.
+      groups: device numbers of each group that exchanges data.
       in_loop: whether a loop repeats it.
       bytes: size of all result arrays.
-      times: executions in one run of the program. A loop of unknown length counts once. Of a
+      times: executions in one run of the program. A loop of unknown length counts once. In a
         conditional, only the branch that sends most counts.
     """
 
@@ -43,9 +43,9 @@ class Collective(NamedTuple):
     def sent_bytes(self) -> float:
         """Return the bytes that a device sends in one run of the program, by ring algorithms.
 
-        With n devices and S bytes of result, each sends 2 S (n - 1) / n for an all-reduce (a
+        For n devices and S bytes of result, each sends 2 S (n - 1) / n for an all-reduce (a
         reduce-scatter and an all-gather), S (n - 1) / n for an all-gather or all-to-all, S (n - 1)
-        for a reduce-scatter, whose operand is n S, and S for a permutation.
+        for a reduce-scatter (its operand has n S), and S for a permutation.
         """
         n = max(map(len, self.groups), default=1)
         factor = {
@@ -75,13 +75,13 @@ def collectives_of(text: str, num_devices: int) -> list[Collective]:
 
 
 def of_line(line: str, num_devices: int, *, in_loop: bool = False) -> Collective | None:
-    """Parse a line, or the start of an asynchronous one; None if it is no collective."""
+    """Parse a line, or the start of an asynchronous collective; None for other instructions."""
     match = re.search(rf"= (.*?) ({KINDS})(-start)?\(", line)
     if match is None:
         return None
     shapes = re.findall(r"(\w+)\[([\d,]*)\]", match[1])
     if match[3] and match[2] != "all-reduce":
-        # The result also holds the operands, and then scalars of the runtime.
+        # The result also has the operands, and scalars of the runtime.
         shapes = [one for one in shapes if one[0] not in ("u32", "s32") or one[1]]
         shapes = shapes[len(shapes) // 2 :]
     sizes = [math.prod(_ints(shape)) for _, shape in shapes]
@@ -110,7 +110,7 @@ def _executions(
     def visit(name: str, factor: int) -> None:
         times[name] = times.get(name, 0) + factor
         for count, callees in _calls(lines, name):
-            if len(callees) > 1:  # branches, one of which is executed
+            if len(callees) > 1:  # branches, of which one runs
                 callees = [max(callees, key=lambda one: sum(_reached(lines, found, one)))]
             for callee in callees:
                 visit(callee, factor * count)
@@ -125,7 +125,7 @@ def trips(line: str, lines: Mapping[str, list[str]]) -> int:
         return int(match[1])
     if " while(" not in line or not (match := re.search(r"condition=%([\w.\-]+)", line)):
         return 1
-    # TPU programs do not state them: the condition of a scan compares with the number instead.
+    # TPU programs do not state them. The condition of a scan compares with the number.
     condition = "\n".join(lines.get(match[1], []))
     compared = re.search(r"compare\(%[\w.\-]+, %([\w.\-]+)\), direction=LT", condition)
     if not compared:
@@ -153,7 +153,7 @@ def _calls(lines: Mapping[str, list[str]], name: str) -> Iterator[tuple[int, lis
 def _reached(
     lines: Mapping[str, list[str]], found: Mapping[str, list[Collective]], name: str
 ) -> Iterator[float]:
-    """Yield the bytes sent by each collective of a computation and of those that it calls."""
+    """Yield the bytes sent by each collective of a computation and its callees."""
     yield from (one.sent_bytes() for one in found[name])
     for count, callees in _calls(lines, name):
         for callee in callees:
@@ -179,7 +179,7 @@ def _called(body: str) -> set[str]:
 
 
 def _groups(line: str, num_devices: int) -> list[list[int]]:
-    """Parse the groups of a collective from any of four notations; ValueError for another."""
+    """Parse the groups of a collective in one of four notations; ValueError for another."""
     if match := re.search(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{}]*\})\}", line):
         return [_ints(group) for group in re.findall(r"\{([\d,]+)\}", match[1])]
     if "replica_groups={}" in line:
@@ -194,7 +194,9 @@ def _groups(line: str, num_devices: int) -> list[list[int]]:
         axes = [list(sizes).index(name) for name in re.findall(r"'(\w+)'", match[3])]
         devices = np.moveaxis(devices, axes, range(-len(axes), 0))
         return devices.reshape(-1, math.prod(devices.shape[-len(axes) :])).tolist()
-    raise ValueError(f"cannot tell the groups of {line.strip()[:300]}")
+    raise ValueError(
+        f"the groups of this collective have an unknown notation: {line.strip()[:300]}"
+    )
 
 
 def _numbers(order: str) -> np.ndarray:

@@ -1,10 +1,10 @@
-"""Compare an allocation with published sizes: rank correlation, and the largest differences.
+"""Compare an allocation with published sizes: rank correlation and largest differences.
 
     python -m benchmarks.compare_allocations --allocation=runs/vocab120k/vocab/allocation.json \\
         --published=sizes.json
 
-The published sizes are one JSON object with the number of pieces, or thousands of pieces, per
-language. They are scaled to the sum of the allocated sizes, since budgets differ.
+The published sizes are a JSON object with the number of pieces, or thousands of pieces, per
+language. The command scales them to the sum of the allocated sizes, since budgets differ.
 """
 
 import numpy as np
@@ -13,9 +13,9 @@ from absl import flags
 
 from xlm.common import artifacts, entry_point
 
-_ALLOCATION = flags.DEFINE_string("allocation", None, "An allocation.json of build_vocab.py.")
+_ALLOCATION = flags.DEFINE_string("allocation", None, "allocation.json of build_vocab.py.")
 _PUBLISHED = flags.DEFINE_string("published", None, "JSON, {language: size}.")
-_ROWS = flags.DEFINE_integer("rows", 12, "Largest differences shown.")
+_ROWS = flags.DEFINE_integer("rows", 12, "Number of largest differences to show.")
 
 
 def main(_) -> None:

@@ -1,17 +1,17 @@
-"""Compile bench: whole training steps for GPUs and TPUs that need not be there, and their cost.
+"""Compile bench: cost of whole training steps, compiled for GPUs and TPUs without the hardware.
 
     python -m benchmarks.compile --preset=vocap_500k_knn --target=h100:8 --out=compiled
     python -m benchmarks.compile --preset=mmbert_base_8192 --target=v5e:64 --set=model.remat=dots
     python -m benchmarks.compile --out=compiled --diff=benchmarks/compiled.json
     python -m benchmarks.compile --preset=xlm_r_small --target=cpu:1 --measure
 
-You install the target's compiler aside and put it on PYTHONPATH. For GPUs: `jax-cuda13-plugin` and
-`jax-cuda13-pjrt` of jax's version, `nvidia-cuda-nvcc`, `nvidia-nvvm`, `nvidia-nvjitlink` and
-`nvidia-cuda-runtime`, all with --no-deps. For TPUs: `libtpu`. Set JAX_PLATFORMS=cpu. Nothing is
-executed without --measure, and no parameter is allocated.
+Install the target's compiler in a separate folder and put it on PYTHONPATH. GPUs need
+`jax-cuda13-plugin` and `jax-cuda13-pjrt` of jax's version, `nvidia-cuda-nvcc`, `nvidia-nvvm`,
+`nvidia-nvjitlink` and `nvidia-cuda-runtime`, all with --no-deps. TPUs need `libtpu`. Set
+JAX_PLATFORMS=cpu. Without --measure nothing is executed. No parameter is allocated.
 
---out keeps each program's text. A program that is there is read, not compiled again. A time is a
-roofline, no measurement: docs/compiled_steps.md has its arithmetic and what it cannot know.
+--out keeps the text of each program. Later calls read it instead of compiling again. Times are
+rooflines, not measurements: docs/compiled_steps.md has the arithmetic and its limits.
 """
 
 import gzip
@@ -48,17 +48,18 @@ from xlm.training.flops import matmul_flops
 from xlm.training.settings import MeshSettings
 from xlm.training.sharding import batch_sharding, make_mesh
 
-# Assumed: shares of the data sheets' rates that large products, streams and rings reach, seconds of
-# a launch, and of a host's look at the condition of a loop of unknown length.
+# Assumptions: shares of the data sheets' rates that large products, streams and rings reach, the
+# seconds of a launch, and those of a host to read the condition of a loop of unknown length.
 PRODUCTS, STREAMS = costs.PRODUCTS, costs.STREAMS
 LINKS, LAUNCH, LOOK = 0.8, 2e-6, 10e-6
 
 
 class Chip(NamedTuple):
-    """Data sheet (`xlm.experiment.costs.Chip`) with bytes to send, a second.
+    """Data sheet (`xlm.experiment.costs.Chip`) with rates of sending, in bytes per second.
 
-    `link_rate` is what one link of a TPU sends, or all of a GPU within its machine, and `far_rate`
-    what a GPU of a ring across machines sends. `shapes` are topologies by number of devices.
+    `link_rate` is the rate of one link of a TPU, or of all links of a GPU within its machine.
+    `far_rate` is that of a GPU in a ring across machines. `shapes` has topologies by number of
+    devices.
     """
 
     flops: float
@@ -69,7 +70,7 @@ class Chip(NamedTuple):
     far_rate: float = 0.0
 
     def sent_per_second(self, num_devices: int) -> float:
-        """Return the bytes a second that a device sends in rings over all devices."""
+        """Return the bytes per second that a device sends in rings over all devices."""
         if self.far_rate or not self.shapes:
             return self.far_rate if self.far_rate and num_devices > 8 else self.link_rate
         sizes = map(int, self.shapes[num_devices].split("x"))
@@ -78,9 +79,9 @@ class Chip(NamedTuple):
 
 _GPUS = {1: "1x1x1", 8: "1x1x8", 64: "1x8x8", 128: "1x16x8"}
 _FLAT, _CUBE = {8: "2x4", 64: "8x8", 128: "8x16"}, {8: "2x2x2", 64: "4x4x4", 128: "4x4x8"}
-# NVIDIA: NVLink's 900 GB/s are of both directions; across machines eight cards of 50 GB/s serve the
-# ring of eight GPUs. Google: 200, 600 and 400 GB/s in one direction over 4, 6 and 4 links. `cpu` is
-# one core of an AMD EPYC: its float32 products and copies, measured.
+# NVIDIA: NVLink's 900 GB/s are the sum of both directions. Across machines, eight cards of 50 GB/s
+# serve the ring of eight GPUs. Google: 200, 600 and 400 GB/s in one direction over 4, 6 and 4
+# links. `cpu` is one core of an AMD EPYC: its measured float32 products and copies.
 CHIPS = {
     "h100": Chip(*costs.CHIPS["h100"], 450e9, _GPUS, 400e9),
     "h200": Chip(*costs.CHIPS["h200"], 450e9, _GPUS, 400e9),
@@ -89,7 +90,7 @@ CHIPS = {
     "v6e": Chip(*costs.CHIPS["v6e"], 100e9, _FLAT),
     "cpu": Chip(85e9, 17e9, 16e9, 17e9, {}),
 }
-# XLA's GpuTargetConfigProto of a GPU of compute capability 9.0.
+# XLA's GpuTargetConfigProto for compute capability 9.0.
 _GPU = """gpu_device_info {{ threads_per_block_limit: 1024 threads_per_warp: 32 core_count: 132
 shared_memory_per_block: 49152 shared_memory_per_core: 233472 threads_per_core_limit: 2048
 fpus_per_core: 128 block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
@@ -101,7 +102,7 @@ runtime_version {{ major: 13 minor: 0 patch: 0 }} device_description_str: "{name
 _HBM = 80e9
 _NOT_FITTING = re.compile(r"(?:Used|HLO temporaries \() ?([\d.]+)([KMGT])")
 
-# Recipe, its argument, keys, phase, and tokens that a device of `_HBM` bytes holds at once.
+# Recipe, argument, keys, phase, and tokens that a device of `_HBM` bytes holds at once.
 PRESETS: dict[str, tuple[Any, str, dict[str, Any], str, int]] = {
     "xlm_r_base": (xlm_r, "base", {}, "", 32 * 512),
     "xlm_r_large": (xlm_r, "large", {}, "", 32 * 512),
@@ -127,28 +128,32 @@ CATEGORIES = (
 )  # fmt: skip
 
 _PRESET = flags.DEFINE_list(
-    "preset", [], f"Of {', '.join(PRESETS)}, or FILE.py:ARGUMENT#PHASE; none: what --out has."
+    "preset",
+    [],
+    f"{', '.join(PRESETS)}, or FILE.py:ARGUMENT#PHASE; by default all programs of --out.",
 )
-_TARGET = flags.DEFINE_list("target", ["h100:8"], f"Of {', '.join(CHIPS)}, such as v5e:64.")
-_SET = flags.DEFINE_multi_string("set", [], "Other keys, such as model.remat=full.")
-_OUT = flags.DEFINE_string("out", "compiled", "Folder of programs, with records.json of all.")
-_DIFF = flags.DEFINE_string("diff", None, "A records.json to compare with.")
+_TARGET = flags.DEFINE_list(
+    "target", ["h100:8"], f"{', '.join(CHIPS)} and a number, such as v5e:64."
+)
+_SET = flags.DEFINE_multi_string("set", [], "Changed keys, such as model.remat=full.")
+_OUT = flags.DEFINE_string("out", "compiled", "Folder for programs and their records.json.")
+_DIFF = flags.DEFINE_string("diff", None, "records.json to compare with.")
 _EFFORT = flags.DEFINE_float(
-    "effort", 0.0, "Of a TPU's compiler; -1 compiles 3 to 10 times faster."
+    "effort", 0.0, "Effort of the TPU compiler; -1 compiles 3 to 10 times faster."
 )
-_MEASURE = flags.DEFINE_bool("measure", False, "Also run the step, on cpu.")
+_MEASURE = flags.DEFINE_bool("measure", False, "Also run the step; only on cpu.")
 
 
 def config_of(
     preset: str, num_devices: int, keys: Sequence[str] = (), hbm_bytes: float = _HBM
 ) -> ConfigDict:
-    """Return the config of a preset, its batch in as many parts as the devices' memory needs.
+    """Return the config of a preset, with as many microbatches as the devices' memory needs.
 
     Raise ValueError if a key of `keys`, "section.name=value", is not in the config.
     """
     if preset in PRESETS:
         recipe, run, own, phase, tokens = PRESETS[preset]
-    else:  # a config of its own, in the parts that it says
+    else:  # a user's config, with its own number of microbatches
         file, _, run = preset.partition(".py:")
         run, _, phase = run.partition("#")
         recipe, own, tokens = importlib.import_module(file.replace("/", ".")), {}, 1 << 40
@@ -167,14 +172,14 @@ def config_of(
     config.train.accumulation_steps = next(fitting, 0)
     if not config.train.accumulation_steps:
         raise ValueError(
-            f"{preset}: {batch} sequences on {num_devices} devices fit in no number of equal parts "
-            f"of groups of {group}; give another number of devices or another target"
+            f"{preset}: {batch} sequences on {num_devices} devices fit in no number of equal "
+            f"microbatches with groups of {group}; give another number of devices or target"
         )
     for assigned in keys:
         key, _, value = assigned.partition("=")
         section, _, name = key.partition(".")
         if section not in config or name not in config[section]:
-            raise ValueError(f"--set={assigned}: no such key; docs/keys.md lists those there are")
+            raise ValueError(f"--set={assigned}: no such key; docs/keys.md lists all keys")
         of_type = type(config[section][name])
         config[section][name] = value == "True" if of_type is bool else of_type(value)
     config.train.update(num_steps=config.train.num_steps or 1_000_000, num_epochs=0.0, num_tokens=0)
@@ -182,7 +187,7 @@ def config_of(
 
 
 def devices_of(target: str) -> Sequence[Any]:
-    """Return the devices of a target such as "h100:8"; only those of "cpu" can run.
+    """Return the devices of a target such as "h100:8"; only "cpu" devices can run programs.
 
     Raise ValueError if the target is unknown, or its compiler is not installed.
     """
@@ -193,8 +198,8 @@ def devices_of(target: str) -> Sequence[Any]:
     if name not in CHIPS or number not in CHIPS[name].shapes:
         raise ValueError(
             f"--target={target}: give one of {', '.join(CHIPS)} and 8, 64 or 128, such as h100:8; "
-            f"of cpu there are {jax.device_count()}, which XLA_FLAGS="
-            "--xla_force_host_platform_device_count=N sets"
+            f"cpu has {jax.device_count()} devices, a number set by XLA_FLAGS="
+            "--xla_force_host_platform_device_count=N"
         )
     chip, shape = CHIPS[name], CHIPS[name].shapes[number]
     try:
@@ -211,7 +216,7 @@ def devices_of(target: str) -> Sequence[Any]:
 
 
 def _find_cuda() -> None:
-    """Have XLA find CUDA's compiler, and time no kernel."""
+    """Let XLA find CUDA's compiler, without timing of kernels."""
     found = importlib.util.find_spec("nvidia.cu13") if importlib.util.find_spec("nvidia") else None
     flags = os.environ.get("XLA_FLAGS", "")
     if found and "xla_gpu_cuda_data_dir" not in flags:
@@ -222,7 +227,7 @@ def _find_cuda() -> None:
 
 
 def batches_of(config: ConfigDict, length: int, mesh: Any) -> dict[str, Batch]:
-    """Return abstract batches by kind: packed sequences, and rows of pairs if any, or both."""
+    """Return abstract batches by kind: packed sequences, rows of pairs, or joint."""
     size, layout = config.train.batch_size, batch_sharding(mesh)
 
     def array(*shape: int) -> jax.ShapeDtypeStruct:
@@ -247,8 +252,8 @@ def compiled(
 ) -> Iterator[tuple[str, dict[str, Any], str]]:
     """Compile the step of each kind of batch; yield the kind, facts and the program's text.
 
-    Facts are bytes of a device's memory, estimated and assigned by the compiler, and seconds. A
-    step that does not fit has its `peak` by the compiler's refusal, and no text.
+    Facts are bytes of a device's memory, estimated and assigned by the compiler, and seconds. For a
+    step that does not fit, `peak` is from the compiler's error, and there is no text.
     """
     platform = devices[0].platform
     backend = "gpu" if platform == "cuda" else platform
@@ -282,7 +287,7 @@ def compiled(
                 "peak": sizes.peak_memory_in_bytes,
             }
             if measure:
-                # CPU seconds, as other processes share the core.
+                # CPU seconds, since other processes share the core.
                 found = costs.seconds(
                     program, functions, batch, dataset.vocab_size, time.process_time, 10
                 )
@@ -291,7 +296,7 @@ def compiled(
 
 
 def category(one: hlo.Operation) -> str:
-    """Return the part of a step, of `CATEGORIES`, that an operation belongs to."""
+    """Return the category of an operation, of `CATEGORIES`."""
     file, path = one.where.partition(":")[0], one.path
     if one.sent:
         return "collectives"
@@ -311,10 +316,10 @@ def category(one: hlo.Operation) -> str:
 
 
 def record_of(facts: Mapping[str, Any], text: str, chip: Chip, num_devices: int) -> dict[str, Any]:
-    """Return the account of a program: bytes, FLOPs and milliseconds of a device and a step.
+    """Return the costs of a program: bytes, FLOPs and milliseconds per device and step.
 
-    `repeated` are bytes and FLOPs of what the compiler computes again to save memory. Of these two
-    `traffic` has both, `flops` only the first time.
+    `repeated` has the bytes and FLOPs of operations that the compiler repeats to save memory.
+    `traffic` includes repetitions, `flops` does not.
     """
     program = hlo.Program(text, num_devices)
     operations = program.operations()
@@ -332,7 +337,7 @@ def record_of(facts: Mapping[str, Any], text: str, chip: Chip, num_devices: int)
             seconds = max(
                 one.bytes / (STREAMS * chip.hbm_rate), one.flops / (PRODUCTS * chip.flops), LAUNCH
             )
-            idle[one.name] += one.times * seconds  # of the links
+            idle[one.name] += one.times * seconds  # seconds of the links
             place = f"{one.where or one.shape[:40]}; {one.path.rpartition('/')[2] or one.opcode}"
             terms[f"{kind}; {place}"] += one.times * seconds
     busy, exposed = sum(idle.values()), 0.0
@@ -374,7 +379,7 @@ def record_of(facts: Mapping[str, Any], text: str, chip: Chip, num_devices: int)
 
 
 def row_of(one: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record's row of the table: GB, TFLOP and milliseconds of a device."""
+    """Return the table row of a record: GB, TFLOP and milliseconds per device."""
     row = {name: one[name] for name in ("preset", "target", "kind")}
     row["peak GB (estimate)"] = f"{one['peak'] / 1e9:.1f} ({one['estimate'] / 1e9:.1f})"
     if "ms" not in one:
@@ -398,7 +403,7 @@ def row_of(one: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def changes(old: Any, new: Any, name: str = "") -> list[str]:
-    """Return what differs between two records, of numbers by more than a hundredth."""
+    """Return the differences of two records; for numbers, those above 1 %."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         names = sorted({*old, *new} - {"compile_seconds", "measured_ms", "largest"})
         parts = (changes(old.get(x), new.get(x), f"{name} {x}".strip()) for x in names)
@@ -411,7 +416,7 @@ def changes(old: Any, new: Any, name: str = "") -> list[str]:
 def programs(
     config: ConfigDict, target: str, stem: pathlib.Path
 ) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Yield what `compiled` does, read from files that begin with `stem` if they are there."""
+    """Yield the items of `compiled`, read from files that begin with `stem` if they exist."""
     paths = {kind: stem.with_name(f"{stem.name}-{kind}.json") for kind in kinds_of(config)}
     if all(path.exists() for path in paths.values()):
         for kind, path in paths.items():

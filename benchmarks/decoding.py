@@ -1,12 +1,12 @@
-"""Cost of a token of beam search by the size of the vocabulary, and the output layer's part of it.
+"""Cost per token of beam search by vocabulary size, and the share of the output layer.
 
     python -m benchmarks.decoding --cores=1                    # a CPU, some minutes
     python -m benchmarks.decoding --width=1024 --sentences=64  # a GPU
 
-Random models, alike but for the table, translate the same number of tokens: no hypothesis ends
-before `--tokens`. The output layer alone is the same search with a decoder that costs nothing, a
-row of the table for each token: products with the table, softmax, choice and bookkeeping. What is
-left is the rest of the decoder and the encoder, which should cost the same for any vocabulary.
+Random models that differ only in their tables translate the same number of tokens, since no
+hypothesis ends before `--tokens`. The output layer is timed with a decoder that only looks up table
+rows. It includes products with the table, softmax, choice and bookkeeping. The difference is the
+cost of encoder and decoder, which should not depend on the vocabulary.
 """
 
 import dataclasses
@@ -28,11 +28,11 @@ from xlm.models.settings import EncoderSettings
 from xlm.objectives.translation import Translation
 
 _VOCAB_SIZES = flags.DEFINE_list("vocab_sizes", ["8192", "65536", "250112"], "V, table rows.")
-_BEAMS = flags.DEFINE_list("beams", ["1", "5"], "Hypotheses of a sentence.")
-_WIDTH = flags.DEFINE_integer("width", 256, "D, width of the model and of its table.")
-_LAYERS = flags.DEFINE_integer("layers", 6, "Layers of the encoder, and of the decoder.")
-_SENTENCES = flags.DEFINE_integer("sentences", 16, "Sentences of a batch.")
-_TOKENS = flags.DEFINE_integer("tokens", 32, "Tokens of a source, and of a translation.")
+_BEAMS = flags.DEFINE_list("beams", ["1", "5"], "Hypotheses per sentence.")
+_WIDTH = flags.DEFINE_integer("width", 256, "D, width of model and table.")
+_LAYERS = flags.DEFINE_integer("layers", 6, "Layers of the encoder and of the decoder.")
+_SENTENCES = flags.DEFINE_integer("sentences", 16, "Sentences per batch.")
+_TOKENS = flags.DEFINE_integer("tokens", 32, "Tokens of a source and of a translation.")
 machine.define_flags(cores=0, repetitions=5)
 
 WHOLE, OUTPUT = "whole", "output layer"
@@ -59,10 +59,10 @@ def batch_of(vocab_size: int) -> dict[str, jax.Array]:
 
 
 def searches(vocab_size: int, beams: int) -> dict[str, Callable[[], jax.Array]]:
-    """Search with a random model, and with its output layer alone."""
+    """Return a search with a random model, and one with only its output layer."""
     objective, batch = model_of(vocab_size), batch_of(vocab_size)
     settings = DecodingSettings(beams=beams, max_length=_TOKENS.value)
-    # Hypotheses end with a token that is no class, and so not before the last step.
+    # The end token is no class, so no hypothesis ends before the last step.
     ids = TokenIds(eos=vocab_size - 1, pad=0, forbidden=(), num_classes=vocab_size - 1)
     params = nn.unbox(jax.jit(objective.init)(jax.random.key(0)))
 

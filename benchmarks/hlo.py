@@ -1,17 +1,16 @@
 """HBM traffic, products and launches of a compiled program, counted from its text.
 
-Each operation of a schedule reads its operands and writes its result once, except that
+Each operation of a schedule reads its operands and writes its result once, with exceptions:
 
-- an operand of which a fusion takes slices or gathers rows counts as these,
-- an array that is updated in place counts as what is written, and as what is read if it is added,
-- arrays in a TPU's vector memory, `S(1)`, do not count,
-- a loop counts as often as it runs. One of unknown length counts as often as the part that it
-  slices most finely fits into the array: the most there can be. Of branches the one with the most
-  traffic counts.
+- An operand that a fusion slices or gathers counts with the bytes of the slices or rows.
+- An array updated in place counts with the bytes written, and with those read if values are added.
+- Arrays in a TPU's vector memory, `S(1)`, do not count.
+- A loop counts as often as it runs. A loop of unknown length counts as often as its finest slice
+  fits into the array, an upper bound. Of several branches, the one with the most traffic counts.
 
-What a kernel reads again and the passes of a sort are unknown. Products of attention's kernels for
-GPUs are what `xlm.models.flash_attention` says: of all pairs within a window, as if each sequence
-were one document. We take what they read again, keys and values of a head, to be in the cache.
+Repeated reads of a kernel and the passes of a sort are unknown. `xlm.models.flash_attention` states
+the products of attention kernels for GPUs: all pairs within a window, as if each sequence were one
+document. We assume that their repeated reads, keys and values of a head, hit the cache.
 """
 
 import functools
@@ -31,12 +30,12 @@ _FREE = {
 _VIEWS = {"bitcast", "convert", "copy", "reshape", "transpose", "get-tuple-element"}
 _SLICES, _UPDATES = {"dynamic-slice", "slice", "gather"}, {"dynamic-update-slice", "scatter"}
 _OURS = re.compile(r"(?:^|/)((?:xlm|knn_sampling)/\S+\.py)$")
-# Files that only pass calls on.
+# files that only forward calls
 _HELPERS = {"xlm/training/sharding.py", "xlm/common/entry_point.py", "xlm/models/layout.py"}
 
 
 class Instruction(NamedTuple):
-    """Line of a program: its result's shape as text, opcode, and names of operands."""
+    """Line of a program: shape of the result as text, opcode, and names of operands."""
 
     shape: str
     opcode: str
@@ -46,14 +45,14 @@ class Instruction(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """Costs of an instruction of the schedule, each time it runs.
+    """Costs of an instruction of the schedule, per execution.
 
     Attributes:
-      bytes, flops, sent: from and to HBM, of products, and sent to other devices.
-      times: how often it runs in a step.
-      path, where: jax's name of it, and the innermost line of this project that made it.
+      bytes, flops, sent: HBM traffic, FLOPs of products, and bytes sent to other devices.
+      times: executions per step.
+      path, where: jax's name, and the innermost line of this project that made it.
       in_open_loop: whether a loop of unknown length repeats it.
-      between: names of operations that run while an asynchronous collective does.
+      between: names of operations that run during an asynchronous collective.
     """
 
     name: str
@@ -74,7 +73,7 @@ class Program:
 
     Attributes:
       bodies: instructions of each computation, by name.
-      open_loops: iterations assumed for each loop of unknown length, once `operations` were asked.
+      open_loops: assumed iterations of each loop of unknown length, after a call of `operations`.
     """
 
     def __init__(self, text: str, num_devices: int):
@@ -100,7 +99,9 @@ class Program:
 
     def _walk(self, name: str, times: int, is_open: bool) -> Iterator[Operation]:
         body = self.bodies[name]
-        running: dict[str, list[str]] = {}  # collectives, with what has run since each began
+        running: dict[
+            str, list[str]
+        ] = {}  # collectives, with the operations since the start of each
         for own, one in body.items():
             found: list[Operation] = []
             if one.opcode == "while":
@@ -163,7 +164,7 @@ class Program:
             is_slice = one.opcode == "dynamic-update-slice"
             return 2 * operands[1] if is_slice else 3 * operands[-1] + operands[1]
         results = self._size(one.shape)
-        # What starts an asynchronous copy or gather has its operands in its result, too.
+        # The start of an asynchronous copy or gather also has its operands in its result.
         both = one.opcode.endswith("-start") and results > sum(operands)
         return results if both else results + sum(operands)
 
@@ -180,7 +181,7 @@ class Program:
         return found
 
     def _share_read(self, called: str, name: str) -> float:
-        """Return the share of a value of a fused computation that it reads."""
+        """Return the share of a value that a fused computation reads."""
         body, read = self.bodies[called], 0.0
         whole = max(_elements(body[name].shape), 1)
         for user, position in self._users(called).get(name, ()):
@@ -200,7 +201,7 @@ class Program:
         return min(read / whole, 1.0)
 
     def _written(self, called: str, name: str, shape: str) -> int:
-        """Return the bytes that a fused computation writes of a result, stored as `shape`."""
+        """Return the bytes that a fused computation writes of a result of `shape`."""
         body, one = self.bodies[called], self.bodies[called][name]
         if one.opcode == "tuple":
             stored = [match[0] for match in _ARRAY.finditer(shape)]
@@ -226,14 +227,14 @@ class Program:
         return one.opcode == "parameter"
 
     def _flops(self, one: Instruction, body: dict[str, Instruction]) -> float:
-        """Return the operations of the products of an instruction and of those fused into it."""
+        """Return the FLOPs of the products of an instruction and of those fused into it."""
         if one.opcode == "dot":
             left = _dims(body[one.operands[0]].shape)
             (axes,) = re.findall(r"lhs_contracting_dims=\{([\d,]*)\}", one.line)
             return (
                 2.0 * _elements(one.shape) * math.prod(left[int(x)] for x in axes.split(",") if x)
             )
-        if one.opcode == "convolution":  # of a TPU, a product: axes in a window are of batches
+        if one.opcode == "convolution":  # on a TPU a product; axes in a window are batch axes
             ((of_left, of_out),) = re.findall(r"dim_labels=(\w+)_\w+->(\w+)", one.line)
             summed = _dims(body[one.operands[0]].shape)[of_left.index("f")]
             window = "".join(re.findall(r"window=\{size=([\dx]+)", one.line))
@@ -241,7 +242,7 @@ class Program:
                 summed *= int(size) if _dims(one.shape)[of_out.index(str(axis))] == 1 else 1
             return 2.0 * _elements(one.shape) * summed
         if counted := re.search(r"serialized_metadata.*?flops\\22: \\22(\d+)", one.line):
-            return float(counted[1])  # a kernel of Pallas that says so itself
+            return float(counted[1])  # a Pallas kernel that states its FLOPs
         inner = self.bodies.get(_called(one.line, "calls"), {})
         return sum(self._flops(fused, inner) for fused in inner.values())
 
@@ -290,13 +291,13 @@ def _elements(shape: str) -> int:
 
 
 def _frames(text: str) -> dict[str, str]:
-    """Return the innermost line of this project of each frame in the tables before a program."""
+    """Return this project's innermost line for each frame in the tables before a program."""
     files = dict(re.findall(r'^(\d+) "(.*\.py)"$', text, re.MULTILINE))
     places = re.findall(r"^(\d+) \{file_name_id=(\d+) .*?\bline=(\d+)", text, re.MULTILINE)
     line_of = {number: (files.get(file, ""), line) for number, file, line in places}
     frame = r"^(\d+) \{file_location_id=(\d+) parent_frame_id=(\d+)\}"
     found: dict[str, str] = {}
-    # A frame's parent is the frame before the one that is named, and stands before it.
+    # `parent_frame_id` is the parent's number plus one. Parents precede their children.
     for number, place, parent in re.findall(frame, text, re.MULTILINE):
         file, line = line_of.get(place, ("", ""))
         ours = _OURS.search(file)

@@ -21,7 +21,7 @@ Change = Callable[[World], Any]
 
 
 def replaced(name: str, make: Callable[[pathlib.Path, World], Any]) -> Change:
-    """Remove what is there, and make something else."""
+    """Remove a file or folder, and make something else."""
 
     def change(world: World) -> None:
         path = world.job / name
@@ -35,7 +35,7 @@ def replaced(name: str, make: Callable[[pathlib.Path, World], Any]) -> Change:
 
 
 def edited(name: str, edit: Callable[[bytes], bytes]) -> Change:
-    """Change the bytes of all files of a pattern."""
+    """Change the bytes of all files that match a pattern."""
 
     def change(world: World) -> None:
         found = sorted(path for path in world.job.glob(name) if path.is_file())
@@ -52,7 +52,7 @@ def in_json(name: str, edit: Callable[[Any], Any]) -> Change:
 
 
 def with_values(**values: Any) -> Callable[[Any], Any]:
-    """Set keys, with __ for the dots of nested ones."""
+    """Set keys; __ stands for the dots of nested keys."""
 
     def edit(found: Any) -> Any:
         for key, value in values.items():
@@ -77,7 +77,7 @@ def added(section: str, name: str) -> Callable[[Any], Any]:
 def leaf(
     replace: Callable[[Any], Any], kind: type | tuple[type, ...], not_of: Sequence[str] = ()
 ) -> Callable[[Any], Any]:
-    """Replace one value of a kind in JSON, always the same, outside of the keys `not_of`."""
+    """Replace one value of a type in JSON, always the same one, outside the keys `not_of`."""
 
     def edit(found: Any) -> Any:
         places: list[tuple[Any, Any]] = []
@@ -130,7 +130,7 @@ def a_folder(path: pathlib.Path, world: World) -> None:
 
 
 def device(path: pathlib.Path, world: World) -> None:
-    os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3))  # a null device of its own
+    os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3))  # its own null device
 
 
 def a_link(path: pathlib.Path, world: World) -> None:
@@ -163,7 +163,7 @@ def a_file(content: bytes) -> Callable[[pathlib.Path, World], Any]:
 
 
 class Bomb:
-    """Unpickles to a file."""
+    """Writes a file when unpickled."""
 
     def __reduce__(self):
         return (os.system, ('touch "$CANARY"',))

@@ -3,17 +3,17 @@
     python -m benchmarks.hostile_conditions
     python -m benchmarks.hostile_conditions --only='^paths|bomb' --output=found.jsonl
 
-A small job of all stages is made once. A condition copies it, breaks something (conditions of
-hostile_table.py: damaged and foreign artefacts, odd paths, devices, limits, signals, ...), and runs
-one command. In each the following must hold:
+The command runs a small job of all stages once. Each condition copies it, breaks something, and
+runs one command. hostile_table.py has the conditions: damaged and foreign artefacts, odd paths,
+devices, limits, signals, and others. Each time the following must hold:
 
-- The status is one that the condition allows, and it comes within --timeout.
-- Nothing shows a traceback; with status 2 or 3 a line says what is wrong.
-- With status 0 the results are those of the job that nobody broke.
-- No file of the user has changed or is gone, none was written elsewhere, no code of others was run,
+- The command ends within --timeout, with a status that the condition allows.
+- There is no traceback. With status 2 or 3, a line says what is wrong.
+- With status 0, the results equal those of the unbroken job.
+- No file of the user has changed or is gone, no file was written elsewhere, no foreign code ran,
   and no process is left.
 
-Some conditions need a right, as to mount a disk; they are skipped where it lacks, and counted.
+Some conditions need a privilege, such as mounting a disk. Without it they are skipped and counted.
 
 Hardware: 2 CPU cores, 6 GB; 25 minutes.
 """
@@ -32,15 +32,17 @@ from absl import app, flags
 from benchmarks import hostile_table
 from benchmarks.hostile_world import Bench, Condition
 
-_ONLY = flags.DEFINE_string("only", "", "Pattern of the conditions to run, 'kind: name'.")
-_OUTPUT = flags.DEFINE_string("output", None, "A line of JSON for each condition.")
-_TIMEOUT = flags.DEFINE_float("timeout", 60.0, "Seconds of a command.")
-_JOBS = flags.DEFINE_integer("jobs", 2, "Conditions at a time.", lower_bound=1)
-_LIST = flags.DEFINE_bool("list", False, "Print the names of the conditions, and run none.")
+_ONLY = flags.DEFINE_string(
+    "only", "", "Pattern of the conditions to run, matched with 'kind: name'."
+)
+_OUTPUT = flags.DEFINE_string("output", None, "File for a line of JSON per condition.")
+_TIMEOUT = flags.DEFINE_float("timeout", 60.0, "Time limit of a command, in seconds.")
+_JOBS = flags.DEFINE_integer("jobs", 2, "Parallel conditions.", lower_bound=1)
+_LIST = flags.DEFINE_bool("list", False, "Only print the names of the conditions.")
 
 
 def main(_) -> None:
-    # A shell ignores it for what it starts in the background, and so would the commands.
+    # Shells ignore SIGINT for background processes, and the commands would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     chosen = [one for one in hostile_table.conditions() if re.search(_ONLY.value, one.title)]
     if _LIST.value:

@@ -44,7 +44,7 @@ from benchmarks.hostile_world import JOB, Condition, World
 
 INT, TERM = signal.SIGINT, signal.SIGTERM
 _MEGABYTE = 1 << 20
-_LITTLE_MEMORY = 'ulimit -v 8000000; exec "$@"'  # so that this machine has enough
+_LITTLE_MEMORY = 'ulimit -v 8000000; exec "$@"'  # so this machine has enough memory
 _FILES = {  # of commands that write one
     "count": "en.runs.gz", "predict": "found.jsonl", "translate": "found.txt",
 }  # fmt: skip
@@ -64,7 +64,7 @@ def conditions() -> list[Condition]:
 
 
 def foreign() -> Iterator[Condition]:
-    """Folders of others: they name code, links, and paths that are not in them."""
+    """Foreign folders: they name code, links, and paths outside them."""
     for name in (
         "runs.evil.canary:build",
         "canary:build",
@@ -153,7 +153,7 @@ _BINARY_FILES = (
 
 
 def damaged() -> Iterator[Condition]:
-    """Artefacts cut, overwritten, of wrong types and with impossible values."""
+    """Artefacts that are cut or overwritten, or have wrong types or impossible values."""
     edits: dict[str, Callable[[str], Change]] = {
         "null": lambda name: edited(name, lambda data: b"null"),
         "text for a number": lambda name: in_json(name, leaf(lambda one: [str(one)], (int, float))),
@@ -173,7 +173,7 @@ def damaged() -> Iterator[Condition]:
         "some bits": lambda name: edited(name, flipped),
     }
     for (name, command), (edit, make) in itertools.product(_BINARY_FILES, edits.items()):
-        # Nobody can tell where bits of a model of others are not as they were.
+        # Changed bits in a foreign model cannot be detected.
         is_same = (command, edit) != ("import", "some bits")
         yield Condition("damaged", f"{name}, {edit}", command, make(name), is_same=is_same)
     metrics = "half/train/metrics.jsonl"
@@ -210,7 +210,7 @@ _PLAIN = ("with space", "文字", ".hidden", "trailing/", "~")  # must work
 
 
 def paths() -> Iterator[Condition]:
-    """Odd names of folders and files, of results and of runs."""
+    """Odd names of folders, files, results and runs."""
     for name in _NAMES:
         statuses = (0,) if name in _PLAIN else (0, 2)
         shown = name if len(name) < 20 else f"{len(name)} times {name[0]}"
@@ -239,7 +239,7 @@ def paths() -> Iterator[Condition]:
 
 
 def outputs() -> Iterator[Condition]:
-    """Outputs that are something of the user's."""
+    """Outputs at a path that the user already uses."""
     things = {
         "a folder": a_folder, "a FIFO": fifo, "a device": device, "a link to a file": a_link,
         "a dangling link": dangling, "a link to a folder": link_to_folder,
@@ -252,7 +252,7 @@ def outputs() -> Iterator[Condition]:
                 "outputs", f"{command} to {thing}", command, replaced(f"out/{name}", make),
                 statuses=(0, 2) if is_folder else (2,), is_same=not is_folder,
             )  # fmt: skip
-        # The others may add to a folder.
+        # other commands may add to a folder
         places = (".", "..", "") if command in (*_FILES, "import", "tuned") else ()
         for place in (*places, f"{JOB}/in.txt/x"):
             yield Condition("outputs", f"{command} to {place!r}", command,
@@ -271,7 +271,7 @@ def outputs() -> Iterator[Condition]:
 
 
 def inputs() -> Iterator[Condition]:
-    """Inputs that have no end, or do not begin."""
+    """Inputs that never end or never start."""
     things = {"a FIFO": fifo, "/dev/zero": zero, "a folder": a_folder, "a socket": a_socket}
     files = (
         *((command, name) for command, name in _INPUTS.items()),
@@ -294,7 +294,7 @@ def inputs() -> Iterator[Condition]:
 
 
 def _bombs() -> Iterator[Condition]:
-    """Small files that are decompressed to 8 GB without the end of a line, or with many."""
+    """Small files that decompress to 8 GB, as one line or as many."""
     for end, pack in (("gz", gzip.compress), ("xz", lzma.compress), ("bz2", bz2.compress)):
 
         def write(path: pathlib.Path, world: World, end: str = end, pack: Any = pack) -> None:
@@ -309,7 +309,7 @@ def _bombs() -> Iterator[Condition]:
 
 
 def limits() -> Iterator[Condition]:
-    """Few and small files, little memory."""
+    """Limits on open files, file sizes and memory."""
     for command, size in itertools.product(
         ("count", "predict", "tokenizer", "import", "export", "score", "prepare", "train"), (0, 4)
     ):
@@ -326,7 +326,7 @@ def limits() -> Iterator[Condition]:
 
 
 def rights() -> Iterator[Condition]:
-    """Folders and files that must not be read or written."""
+    """Folders and files without permission to read or write."""
 
     def set_mode(name: str, mode: int) -> Change:
         def change(world: World) -> None:
@@ -370,7 +370,7 @@ _ASCII = {
 
 
 def streams() -> Iterator[Condition]:
-    """Console streams that are closed, full or of ASCII."""
+    """Console streams that are closed, full or ASCII only."""
     for command in ("predict", "evaluate", "score", "table", "retune"):
         for name, after in (
             ("closed output", ">&-"), ("closed errors", "2>&-"), ("no streams", ">&- 2>&- <&-"),
@@ -406,7 +406,7 @@ def platforms() -> Iterator[Condition]:
 
 
 def signals() -> Iterator[Condition]:
-    """Ctrl-C and SIGTERM at random moments, after which the same command ends well."""
+    """Ctrl-C and SIGTERM at random moments; the same command must succeed afterwards."""
     rng = random.Random(0)
     for command, number in itertools.product(
         ("count", "tokenizer", "import", "export", "tuned", "score", "table", "build", "prepare",
@@ -422,7 +422,7 @@ def signals() -> Iterator[Condition]:
 
 
 def processes() -> Iterator[Condition]:
-    """Two processes at once, of which one may be stopped and continued."""
+    """Two processes at once; one may be stopped and continued."""
     for command in ("count", "predict", "translate", "tokenizer", "export", "score", "build",
                     "prepare", "train", "evaluate", "finetune"):  # fmt: skip
         yield Condition("processes", f"two of {command}", command, rival=((), None))
@@ -437,7 +437,7 @@ def processes() -> Iterator[Condition]:
 
 
 def disks() -> Iterator[Condition]:
-    """Disks that are full at once, or read-only."""
+    """Disks that are full or read-only."""
 
     def mounted(name: str, options: str) -> Change:
         def change(world: World) -> Callable[[], Any]:
@@ -470,7 +470,7 @@ def disks() -> Iterator[Condition]:
 
 
 def data() -> Iterator[Condition]:
-    """Text and tables of odd content."""
+    """Text and tables with odd content."""
     texts = {
         "NUL bytes": b"a\0b\n" * 50, "no UTF-8": b"\xff\xfe\xfd\n" * 50,
         "a line of 30 MB": b"ab " * 10 * _MEGABYTE, "empty": b"", "blank lines": b"\n" * 1000,
@@ -505,7 +505,7 @@ def data() -> Iterator[Condition]:
 
 
 def flags() -> Iterator[Condition]:
-    """Flags and keys without sense."""
+    """Senseless flags and keys."""
     for command, given in (
         ("train", "--config=none.py"), ("train", "--config=/dev/zero"),
         ("train", f"--config={JOB}"), ("train", "--config.none=1"),

@@ -1,4 +1,4 @@
-"""Copies of a small job in which something is broken, commands run there, and how they end."""
+"""Broken copies of a small job, the commands run on them, and their checks."""
 
 import collections
 import contextlib
@@ -20,26 +20,26 @@ from typing import Any
 
 from benchmarks import small_job
 
-JOB = "runs/job"  # of the checkout in which a command is started, as users do
+JOB = "runs/job"  # of the checkout in which a command starts, as for users
 _NO_RIGHTS = ("setpriv", "--inh-caps=-all", "--bounding-set=-dac_override,-dac_read_search")
 _ERROR = re.compile(r"^error", re.MULTILINE)
-# What each copy of the checkout has of its own; the rest are links.
+# Own files of each copy of the checkout; all others are links.
 _PACKAGES = [path.name for path in small_job.ROOT.iterdir() if (path / "__init__.py").exists()]
 
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """A folder with a copy of the job, and what a command must leave alone.
+    """A folder with a copy of the job, and files that a command must not touch.
 
     Attributes:
-      folder: holds all.
+      folder: parent of all of them.
     """
 
     folder: pathlib.Path
 
     @property
     def root(self) -> pathlib.Path:
-        """The checkout in which commands are started."""
+        """Checkout in which commands start."""
         return self.folder / "checkout"
 
     @property
@@ -48,16 +48,16 @@ class World:
 
     @property
     def outside(self) -> pathlib.Path:
-        """A folder of the user's that no command is told of."""
+        """Folder of the user that no command is given."""
         return self.folder / "outside"
 
     @property
     def canary(self) -> pathlib.Path:
-        """Written by code that must not run."""
+        """File written by code that must not run."""
         return self.folder / "canary"
 
     def snapshot(self) -> dict[str, tuple]:
-        """Kind, size, time and target of everything."""
+        """Kind, size, time and target of every file."""
         found = {}
         for folder, folders, files in os.walk(self.folder):
             for name in (*folders, *files):
@@ -71,12 +71,12 @@ class World:
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A command of the job.
+    """Command of the job.
 
     Attributes:
-      arguments: after `python`, with JOB for the folder.
-      result: what it writes, relative to the job; "" for nothing.
-      own: what it may change of what is there, relative to the job.
+      arguments: after `python`; JOB stands for the folder.
+      result: file or folder that it writes, relative to the job; "" for none.
+      own: existing files that it may change, relative to the job.
     """
 
     arguments: tuple[str, ...]
@@ -84,7 +84,7 @@ class Command:
     own: tuple[str, ...] = ()
 
     def with_flags(self, *changes: str) -> list[str]:
-        """Arguments in which flags are replaced or added."""
+        """Return the arguments with some flags replaced or added."""
         names = {one.partition("=")[0] for one in changes}
         kept = [one for one in self.arguments if one.partition("=")[0] not in names]
         return [one.replace("JOB", JOB) for one in (*kept, *changes)]
@@ -92,25 +92,25 @@ class Command:
 
 @dataclasses.dataclass(frozen=True)
 class Condition:
-    """One hostile condition.
+    """Hostile condition.
 
     Attributes:
-      kind: of condition.
-      name: unique in its kind.
+      kind: kind of condition.
+      name: unique within its kind.
       command: a key of `commands()`.
       breaks: changes the world.
-      flags: of the command, in place of its own.
-      statuses: allowed ones.
-      shell: how bash starts the command.
-      environment: of the command, besides the usual; None removes a variable.
-      result: where its results go, if not to the usual place.
-      is_same: whether the results must be those of the job that nobody broke.
-      is_unprivileged: whether rights of root on files are given up.
-      sent: a signal, and when: the share of the usual duration.
-      rival: of a second process at the same time: its flags, and the share of the usual duration at
-        which it is stopped until the first has ended; None not to.
-      again: undoes `breaks`, after which the command must end well; None not to try.
-      needs: a check that raises an OSError where the system does not let the condition be.
+      flags: replace flags of the command.
+      statuses: allowed exit statuses.
+      shell: bash code that starts the command.
+      environment: additional variables; None removes a variable.
+      result: place of its results, if not the usual one.
+      is_same: whether the results must equal those of the unbroken job.
+      is_unprivileged: whether root's rights on files are dropped.
+      sent: a signal and its moment, as a share of the usual duration.
+      rival: flags of a second, concurrent process, and the share of the usual duration at which it
+        stops until the first has ended (None: it does not stop).
+      again: undoes `breaks`, after which the command must succeed; None for no second try.
+      needs: raises an OSError if the system cannot make the condition.
     """
 
     kind: str
@@ -134,7 +134,7 @@ class Condition:
 
 
 def commands() -> dict[str, Command]:
-    """The commands by name."""
+    """Return the commands by name."""
     stages = small_job.stages(
         overrides={"train.num_steps": 4, "train.checkpoint_every": 2, "train.evaluate_every": 2,
                    "vocab.num_workers": 1, "store.num_workers": 1}
@@ -210,7 +210,7 @@ def commands() -> dict[str, Command]:
 
 
 class Bench:
-    """The unbroken job, made in an empty folder, and the conditions run on copies of it."""
+    """The unbroken job, made in an empty folder; runs conditions on copies of it."""
 
     def __init__(self, folder: pathlib.Path, timeout: float):
         self._folder, self._timeout, self._commands = folder, timeout, commands()
@@ -274,7 +274,7 @@ class Bench:
             return self._digests(one, world), time.monotonic() - start
 
     def reference(self, name: str) -> tuple[dict[str, str], float]:
-        """Results and seconds of a command in the job that nobody broke."""
+        """Return the results and seconds of a command in the unbroken job."""
         with self._locks[name]:
             return self._reference_now(name)
 
@@ -284,7 +284,7 @@ class Bench:
         if not result or not os.path.lexists(world.job / result):
             return {}
         found = small_job.digests(world.job, result, reads_states=False)
-        # Entries of a cache that a command does not read stay as they are, damaged or not.
+        # Cache entries that a command does not read stay unchanged, damaged or not.
         return {
             name.removeprefix(top): value for name, value in found.items() if "/cache/" not in name
         }
@@ -327,7 +327,7 @@ class Bench:
         )
 
     def run(self, one: Condition) -> tuple[str, str]:
-        """Run a condition; return "passed", "skipped" or what is wrong, and the last line said."""
+        """Run a condition; return "passed", "skipped" or a fault, and the last line of output."""
         with self._world() as world, contextlib.ExitStack() as undo:
             if one.command:
                 self.reference(one.command)
@@ -351,7 +351,7 @@ class Bench:
             return "; ".join(faults) or "passed", said[0]
 
     def _run(self, one: Condition, world: World) -> list["Ended"]:
-        """Run the command, and a rival where there is one."""
+        """Run the command, and its rival if any."""
         _, usual = self.reference(one.command)
         if one.rival is None:
             process = self._start(one, world)
@@ -408,7 +408,7 @@ class Bench:
         return [f"results differ: {differ[0] or 'the file'}"] if differ else []
 
     def _changes(self, one: Condition, before: dict, after: dict) -> list[str]:
-        """What has changed that must not."""
+        """Return the forbidden changes."""
         command, prefix = self._commands[one.command], f"checkout/{JOB}/"
         own = [prefix + path for path in (*command.own, *filter(None, [one.result]))]
         may_make = [*own, prefix + "out", prefix + (one.result or command.result or "out")]
@@ -430,7 +430,7 @@ class Bench:
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """How a process has ended: its status as a shell has it, all that it said, what was wrong."""
+    """End of a process: its status as in a shell, its output, and faults."""
 
     status: int
     errors: str
@@ -447,7 +447,7 @@ def build(*args, **kwargs):
 
 
 def _kill_group(leader: int) -> bool:
-    """Kill a group of processes; whether there were any."""
+    """Kill a group of processes; return whether there were any."""
     try:
         os.killpg(leader, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):

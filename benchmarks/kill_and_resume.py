@@ -1,25 +1,24 @@
-"""Kill the commands of a small job repeatedly, and compare its results to an uninterrupted run.
+"""Kill the commands of a small job repeatedly, and compare results with an uninterrupted run.
 
     python -m benchmarks.kill_and_resume --kills=45
     python -m benchmarks.kill_and_resume --kills=12 --kill=main
     python -m benchmarks.kill_and_resume --kills=12 --kill=worker
     python -m benchmarks.kill_and_resume --stages=train --config=configs/xy_lent.py:runlocal
 
-Every stage, from a vocabulary to translations, is run once without interruption. Then SIGKILL ends
-its command at random moments after its first write, and the same command is started again, until
-its share of --kills has landed. All files and the arrays of the last checkpoint must then be equal
-to the bit. Otherwise the exit status is 1. --kill says who is killed:
+Every stage, from a vocabulary to translations, runs once without interruption. Then SIGKILL ends
+its command at random moments after its first write, and the command starts again, until its share
+of --kills has landed. Then all files and the arrays of the last checkpoint must be equal to the
+bit. Otherwise the exit status is 1. --kill selects the processes to kill:
 
 - group: all processes, as when a machine stops.
-- main: the main process alone. After --grace seconds its workers must be gone, and nothing may be
-  written any more.
+- main: only the main process. After --grace seconds its workers must be gone, and no file may
+  change any more.
 - worker: one worker. The command must end with a plain error and status 2 or 3.
 
-Of the last two the default --stages are those that have workers, which are found in /proc. --stops
-adds SIGTERMs, after which training must have saved and end with status 75, and other commands
-with 143. --config and --config.KEY=VALUE are of pre-training, which updates the embedding table by
-rows, the mode with the most state, unless a flag says otherwise. A moment is a number of changes of
-the files, so that saves, which make many, are hit often.
+For main and worker, the default --stages are those with workers, found in /proc. --stops adds
+SIGTERMs: training must save and end with status 75, other commands with 143. --config and
+--config.KEY=VALUE are for pre-training. By default it updates the embedding table by rows, the mode
+with the most state. Moments are counted in file changes, so they often hit saves.
 
 Hardware: 2 CPU cores; 45 kills take 10 minutes.
 """
@@ -42,21 +41,21 @@ from ml_collections import config_flags
 
 from benchmarks import small_job
 
-_CONFIG = config_flags.DEFINE_config_file("config", small_job.CONFIG, "Of pre-training.")
-_KILLS = flags.DEFINE_integer("kills", 45, "By SIGKILL, over all stages.", lower_bound=0)
-_STOPS = flags.DEFINE_integer("stops", 0, "By SIGTERM, besides.", lower_bound=0)
-_KILL = flags.DEFINE_enum("kill", "group", ["group", "main", "worker"], "Who is killed.")
-_STAGES = flags.DEFINE_list("stages", None, "Which to interrupt, and train those before.")
-_STEPS = flags.DEFINE_integer("steps", 60, "Of pre-training.")
-_SEED = flags.DEFINE_integer("seed", 0, "Of the moments.")
-_MEGABYTES = flags.DEFINE_float("megabytes", 9.0, "Of text; below 4 no worker is started.")
+_CONFIG = config_flags.DEFINE_config_file("config", small_job.CONFIG, "Config of pre-training.")
+_KILLS = flags.DEFINE_integer("kills", 45, "Kills by SIGKILL, over all stages.", lower_bound=0)
+_STOPS = flags.DEFINE_integer("stops", 0, "Additional stops by SIGTERM.", lower_bound=0)
+_KILL = flags.DEFINE_enum("kill", "group", ["group", "main", "worker"], "Processes to kill.")
+_STAGES = flags.DEFINE_list("stages", None, "Stages to interrupt; earlier ones run once.")
+_STEPS = flags.DEFINE_integer("steps", 60, "Steps of pre-training.")
+_SEED = flags.DEFINE_integer("seed", 0, "Random seed of the moments.")
+_MEGABYTES = flags.DEFINE_float("megabytes", 9.0, "Megabytes of text; below 4 no worker starts.")
 _GRACE = flags.DEFINE_float("grace", 5.0, "Seconds that workers may outlive the main process.")
 
-_POLL = 0.001  # seconds; a save takes some tens of milliseconds
+_POLL = 0.001  # seconds; a save takes tens of milliseconds
 _HAVE_WORKERS = ("count", "build_vocab", "prepare_data")
 _TRAINING = ("train", "finetune", "translation")
 _EXIT_STOPPED = 75
-# Counts text as a stream in workers, which commands do of 256 MB.
+# Counts text as a stream in workers, as commands do from 256 MB on.
 _COUNT = (
     "-c",
     "import runpy, sys; from xlm.experiment import counted_text; counted_text.STREAMED_FROM = 1; "
@@ -65,7 +64,7 @@ _COUNT = (
 
 
 def children(process: int) -> list[int]:
-    """Workers of a process: its children that multiprocessing spawned to run tasks."""
+    """Return the workers of a process: children that multiprocessing spawned for tasks."""
     found = []
     for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError):
@@ -79,7 +78,7 @@ def children(process: int) -> list[int]:
 def wait_for_changes(
     run: small_job.Run, process: subprocess.Popen, count: int, needs_worker: bool
 ) -> int | None:
-    """Wait for `count` changes of files, and a worker if needed.
+    """Wait for `count` file changes, and for a worker if needed.
 
     Return the worker, 0 if none is needed, or None if the command ended.
     """
@@ -98,7 +97,7 @@ def wait_for_changes(
 
 
 def count_changes(run: small_job.Run) -> int:
-    """Run a stage to its end; return the number of observed changes of its files."""
+    """Run a stage to its end; return the number of observed file changes."""
     before, seen = run.signature(), 0
     with run.started() as process:
         while process.poll() is None:
@@ -115,7 +114,7 @@ def interrupt(run: small_job.Run, who: str, changes: int, delay: float) -> tuple
     """Start a stage and interrupt it; return whether it was interrupted, and any fault.
 
     It kills the "group", "main" or "worker" (`who`), or sends SIGTERM for "stop", `delay` seconds
-    after some changes of files.
+    after some file changes.
     """
     with run.started() as process:
         found = wait_for_changes(run, process, changes, needs_worker=who == "worker")
@@ -176,10 +175,10 @@ def torment(
     kinds: list[str],
     rng: random.Random,
 ) -> collections.Counter[str]:
-    """Interrupt a stage, once for each of `kinds`, and resume; return counts, faults by their text.
+    """Interrupt a stage once for each of `kinds`, and resume; return counts, with faults as text.
 
     It replaces the job of `run`. `before` is the job before the stage, `expected` has digests of
-    its results, and `changes` is the number of changes of files of an uninterrupted run.
+    its results, and `changes` is the number of file changes of an uninterrupted run.
     """
     counts: collections.Counter[str] = collections.Counter()
     shutil.copytree(before, run.job)
@@ -191,7 +190,7 @@ def torment(
         if landed:
             counts[kinds.pop()] += 1
             continue
-        # It came to its end: the results count, and the next kill is of a new run.
+        # It ended before the kill. Its results count, and the next kill is in a new run.
         missed += 1
         if fault or missed > 20 + 5 * counts.total():
             counts["fault: not interrupted"] += len(kinds)
@@ -215,7 +214,7 @@ def _compared(run: small_job.Run, expected: dict[str, str]) -> collections.Count
 
 
 def overrides_of(steps: int) -> dict[str, Any]:
-    """Return overridden keys of pre-training; the flags --config.KEY come first."""
+    """Return overridden keys of pre-training; flags --config.KEY take precedence."""
     given = config_flags.get_override_values(flags.FLAGS["config"])
     if "train.num_steps" in given:
         number = given["train.num_steps"]
@@ -234,7 +233,7 @@ def wanted_stages() -> tuple[dict[str, small_job.Stage], list[str]]:
     config = config_flags.get_config_filename(flags.FLAGS["config"])
     known = small_job.stages(config, overrides_of(_STEPS.value))
     build = known["build_vocab"]
-    # Of text as a stream; other stages read the vocabulary of text that is held.
+    # Text as a stream; other stages need a vocabulary of text in memory.
     counted = {"count": small_job.Stage((*_COUNT, *build.arguments), build.results)}
     known = {**counted, **known}
     names = _STAGES.value or (list(known) if _KILL.value == "group" else _HAVE_WORKERS)

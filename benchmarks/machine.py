@@ -1,4 +1,4 @@
-"""Harness of the benchmarks: flags, the machine in words, interleaved timing, tables."""
+"""Harness of the benchmarks: flags, description of the machine, interleaved timing, tables."""
 
 import os
 import pathlib
@@ -16,14 +16,14 @@ from xlm.training import compilation
 
 
 def define_flags(*, cores: int, repetitions: int) -> None:
-    """Define the flags of a benchmark that times; the values are their defaults."""
+    """Define the flags of a timing benchmark; the arguments are their defaults."""
     flags.DEFINE_integer("cores", cores, "CPU cores to use; 0 for all.")
-    flags.DEFINE_integer("repetitions", repetitions, "Timings of each.", lower_bound=1)
-    flags.DEFINE_string("out", None, "A JSON file for the tables.")
+    flags.DEFINE_integer("repetitions", repetitions, "Timings per measurement.", lower_bound=1)
+    flags.DEFINE_string("out", None, "JSON file for the tables.")
 
 
 def set_up(cores: int = 0) -> None:
-    """Set this process up like the commands, pinned to some cores (0: all), before it uses jax."""
+    """Set up this process like the commands, pinned to some cores (0: all), before it uses jax."""
     compilation.keep_freed()
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
@@ -54,9 +54,9 @@ def cpu_model() -> str:
 def interleaved_medians(
     runs: Mapping[str, Callable[[], object]], repetitions: int
 ) -> dict[str, float]:
-    """Median seconds of each run, interleaved so that machine noise affects all alike.
+    """Return the median seconds of each run, interleaved so that noise affects all alike.
 
-    Each is called once before, for compilation.
+    A first call of each compiles.
     """
     for run in runs.values():
         jax.block_until_ready(run())
@@ -70,7 +70,7 @@ def interleaved_medians(
 
 
 class Report:
-    """Tables in Markdown, printed row by row, and in the JSON file of --out."""
+    """Tables in Markdown, printed row by row and written to the JSON file of --out."""
 
     def __init__(self, path: str | None = None):
         self._path = path
@@ -78,7 +78,7 @@ class Report:
         print(self._found["machine"], flush=True)
 
     def table(self, title: str, columns: Mapping[str, str]) -> None:
-        """Begin a table; `columns` are formats of numbers by name, such as ",.1f", "" for text."""
+        """Begin a table; `columns` has number formats by name, such as ",.1f", or "" for text."""
         self._columns = columns
         self._found["tables"].append({"title": title, "rows": []})
         rule = "|".join("---:" if one else "---" for one in columns.values())
@@ -98,6 +98,6 @@ class Report:
 
 
 def start() -> Report:
-    """Set up this process by the flags of `define_flags`, and begin the report."""
+    """Set up this process by the flags of `define_flags`; begin the report."""
     set_up(flags.FLAGS.cores)
     return Report(flags.FLAGS.out)

@@ -3,12 +3,12 @@
     python -m benchmarks.neighbour_index --cores=1     # some minutes on a CPU
     python -m benchmarks.neighbour_index --vocab_sizes=500000 --width=768 --queries=65536   # a GPU
 
-All methods answer the same queries, interleaved; times are medians. FAISS' IndexFlatIP, which runs
-on the CPU even if there is a GPU, gets 1024 queries at a time. Its table is prepared before, while
-ours is laid out again in each call, as in a refresh. `float32 products alone` is the matrix product
-without any selection, a lower bound for any index that scores all tokens in float32. Recall is
-against sorted float64 products, for the first 256 queries; a token that rounding in float32 could
-exchange for one of them counts as found. The tokens are clustered, so that they have neighbours.
+All methods answer the same queries, interleaved. Times are medians. FAISS' IndexFlatIP runs on the
+CPU even if there is a GPU, and gets 1024 queries at a time. Its table is prepared in advance. Ours
+is laid out again in each call, as in a refresh. `float32 products alone` is the matrix product
+without selection, a lower bound for any index that scores all tokens in float32. Recall is against
+sorted float64 products, for the first 256 queries. Tokens within float32's rounding error count as
+found. Tokens have clusters, so they have neighbours.
 """
 
 import functools
@@ -27,8 +27,8 @@ from knn_sampling.neighbours import SCORES, nearest_neighbours
 
 _VOCAB_SIZES = flags.DEFINE_list("vocab_sizes", ["65536", "131072"], "V, tokens.")
 _WIDTH = flags.DEFINE_integer("width", 256, "E, width of the table.")
-_K = flags.DEFINE_integer("k", 50, "Neighbours of a token.")
-_QUERIES = flags.DEFINE_integer("queries", 8192, "Tokens to answer for in a timing.")
+_K = flags.DEFINE_integer("k", 50, "Neighbours per token.")
+_QUERIES = flags.DEFINE_integer("queries", 8192, "Queries per timing.")
 _BLOCK_SIZES = flags.DEFINE_list("block_sizes", ["128", "256", "512"], "Ours.")
 machine.define_flags(cores=0, repetitions=3)
 
@@ -52,7 +52,7 @@ def clustered_tokens(vocab_size: int, width: int) -> np.ndarray:
 
 @functools.partial(jax.jit, static_argnames=("k", "block_size"))
 def plain_top_k(table: jax.Array, queries: jax.Array, k: int, block_size: int) -> jax.Array:
-    """Naive search: products of a block of queries, and `lax.top_k` over all of them."""
+    """Search naively: products of a block of queries, and `lax.top_k` over all tokens."""
 
     def answer(block: jax.Array) -> jax.Array:
         scores = jnp.dot(block, table.T, precision=jax.lax.Precision.HIGHEST)
@@ -64,7 +64,7 @@ def plain_top_k(table: jax.Array, queries: jax.Array, k: int, block_size: int) -
 
 @functools.partial(jax.jit, static_argnames="block_size")
 def products_alone(table: jax.Array, queries: jax.Array, block_size: int) -> jax.Array:
-    """Compute all products, and return a few so that they are not eliminated."""
+    """Compute all products; return a few, so that XLA keeps them."""
 
     def answer(block: jax.Array) -> jax.Array:
         scores = jnp.dot(block, table.T, precision=jax.lax.Precision.HIGHEST)
@@ -90,7 +90,7 @@ def faiss_run(vectors: np.ndarray, num_queries: int, k: int) -> Run | None:
 
 
 def runs_of(vectors: np.ndarray, num_queries: int, k: int) -> dict[str, Run]:
-    """Benchmarked methods, by name."""
+    """Return the benchmarked methods by name."""
     table, ids = jnp.asarray(vectors), jnp.arange(num_queries)
     queries = table[:num_queries]
     runs: dict[str, Run] = {}
@@ -111,7 +111,7 @@ def runs_of(vectors: np.ndarray, num_queries: int, k: int) -> dict[str, Run]:
 
 
 def recall(index: np.ndarray, vectors: np.ndarray) -> float:
-    """Recall of the true neighbours of the first tokens in their lists [Q, K]."""
+    """Return the recall of true neighbours in the lists [Q, K] of the first tokens."""
     index = index[:RECALL_QUERIES]
     k = index.shape[1]
     found = 0.0

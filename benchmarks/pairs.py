@@ -3,11 +3,11 @@
     python -m benchmarks.pairs                                  # 1 and 10 million pairs, minutes
     python -m benchmarks.pairs --pairs=100000000 --folder=DIR   # 1.3 GB of files
 
-Made-up pairs of 100 languages in 1,000 sets of two, whose sizes fall evenly on a log scale, 8 pairs
-a row of 512 tokens. Ids are uint32 in sparse files: a read costs its copy, and no disk. Each
-number of pairs has a process of its own, which opens the dataset, solves for Eq. 2's shares and
-reads as one of 128 processes, by `configs/xy_lent.py`. `memory` is what is resident
-and not shared with other processes (RssAnon), beyond that after the imports, and at the end.
+The data are synthetic: 100 languages, 1,000 language pairs with sizes even on a log scale, and 8
+sentence pairs per row of 512 tokens. Ids are uint32 in sparse files, so a read is a copy without a
+disk. Each number of pairs has its own process. It opens the dataset, solves for Eq. 2's shares, and
+reads as one of 128 processes, by `configs/xy_lent.py`. `memory` is resident and unshared (RssAnon),
+minus that after the imports; also at the end.
 """
 
 import concurrent.futures
@@ -29,17 +29,17 @@ from input_pipeline.pair_rows import mixed, pack
 from xlm.common import artifacts
 from xlm.experiment import data, streams
 
-_PAIRS = flags.DEFINE_list("pairs", ["1000000", "10000000"], "Sentence pairs in all.")
-_FOLDER = flags.DEFINE_string("folder", None, "Where to write; a temporary folder by default.")
-_BATCHES = flags.DEFINE_integer("batches", 100, "Batches of each of two measurements.")
-_OUT = flags.DEFINE_string("out", None, "A JSON file for the table.")
+_PAIRS = flags.DEFINE_list("pairs", ["1000000", "10000000"], "Total sentence pairs.")
+_FOLDER = flags.DEFINE_string("folder", None, "Folder for the files; temporary by default.")
+_BATCHES = flags.DEFINE_integer("batches", 100, "Batches in each of two measurements.")
+_OUT = flags.DEFINE_string("out", None, "JSON file for the table.")
 
 _LANGUAGES, _SETS, _A_ROW, _LONGEST, _HOSTS = 100, 1000, 8, 29, 128
-_SPECIAL = SpecialIds(bos=1, pad=2, eos=3, unk=4, mask=5)  # sparse files hold the text token 0
+_SPECIAL = SpecialIds(bos=1, pad=2, eos=3, unk=4, mask=5)  # sparse files have token 0 as text
 
 
 def write(folder: pathlib.Path, num_pairs: int) -> PackedDataset:
-    """Write the files of a dataset; a row holds pairs of 1,024 neighbours."""
+    """Write the files of a dataset; a row has pairs from 1,024 neighbours."""
     draw = np.random.default_rng(0)
     sizes = np.geomspace(1, 1e-4, _SETS)
     rows = np.maximum(sizes / sizes.sum() * num_pairs / _A_ROW, 1).astype(int)
@@ -83,7 +83,7 @@ def private() -> float:
 
 
 def measure(folder: str, batches: int) -> tuple[float, ...]:
-    """Return seconds and CPU seconds to start, bytes then, rows/s twice, bytes, pairs a row."""
+    """Return seconds and CPU seconds to start, bytes then, rows/s twice, bytes, pairs per row."""
     before, start, cpu = private(), time.perf_counter(), time.process_time()
     config = xy_lent.get_config("base")
     dataset = PackedDataset.open(pathlib.Path(folder))

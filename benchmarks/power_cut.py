@@ -1,8 +1,8 @@
-"""What a disk may hold after a power cut, of the changes that faulty_disk.c has recorded.
+"""Possible contents of a disk after a power cut, from the changes recorded by faulty_disk.c.
 
-Data of a file are safe once the file was synced, a name once its folder was. All else may be lost:
-names of a folder from some moment on, in the order in which they changed, and any tail of the
-data. That is what POSIX promises, and less than ext4 or XFS keep.
+Data are safe after a sync of their file, and names after a sync of their folder. Everything else
+may be lost: the names of a folder from some moment on, in the order of their changes, and any tail
+of the data. POSIX promises no more. ext4 and XFS keep more.
 """
 
 import dataclasses
@@ -15,14 +15,14 @@ from typing import NamedTuple
 
 @dataclasses.dataclass(eq=False)
 class _Node:
-    """A file or folder.
+    """File or folder.
 
     Attributes:
-      source: where it was before the recording; None for a new one.
-      is_folder: whether it has names.
-      names: those of a folder at the end.
-      first: those before.
-      changes: of the data: (number, offset, bytes), and a size in place of bytes where it was cut.
+      source: its place before the recording; None for a new one.
+      is_folder: whether it is a folder.
+      names: names in a folder at the end.
+      first: names in it at the start.
+      changes: data changes (number, offset, bytes); a cut has its size in place of bytes.
       syncs: numbers of the changes before which it was synced.
     """
 
@@ -34,11 +34,11 @@ class _Node:
     syncs: list[int] = dataclasses.field(default_factory=list)
 
     def last_sync(self, moment: int) -> int:
-        """Number of the last change before the last sync up to a moment; -1 for none."""
+        """Return the number of the last change before the last sync up to a moment, or -1."""
         return max((one for one in self.syncs if one <= moment), default=-1)
 
     def data(self, moment: int, share: float) -> bytes:
-        """Bytes on the disk: all that were synced, and a share of those that came later."""
+        """Return the bytes on the disk: all synced ones, and a share of later ones."""
         found = bytearray(self.source.read_bytes() if self.source else b"")
         safe, late = self.last_sync(moment), [one for one in self.changes if one[0] <= moment]
         kept = [one for one in late if one[0] <= safe]
@@ -51,26 +51,26 @@ class _Node:
         return bytes(found)
 
     def below(self) -> Iterator["_Node"]:
-        """This node, and all below it at the end of the recording so far."""
+        """Yield this node and all below it, by the present end of the recording."""
         yield self
         for node in self.names.values():
             yield from node.below()
 
 
 class _Renaming(NamedTuple):
-    """A change of names: what each of some folders holds under a name from now on."""
+    """Change of names: new nodes (or None) by folder and name."""
 
     number: int
     entries: tuple[tuple[_Node, str, _Node | None], ...]
 
 
 class Published(NamedTuple):
-    """A name that a rename has given to something whole.
+    """Name given by a rename to a complete file or folder.
 
     Attributes:
-      name: relative to the folder.
+      name: path relative to the folder.
       is_data_safe: whether all data were synced before.
-      is_name_safe: whether the folder was synced after.
+      is_name_safe: whether the folder was synced afterwards.
     """
 
     name: str
@@ -79,11 +79,11 @@ class Published(NamedTuple):
 
 
 class Recording:
-    """Changes below a folder, from a copy of it before them.
+    """Changes below a folder, starting from a copy of it.
 
     Attributes:
       count: number of changes.
-      renames: numbers of those that gave a name by a rename.
+      renames: numbers of the changes that are renames.
     """
 
     def __init__(self, before: pathlib.Path, folder: pathlib.Path, log: pathlib.Path):
@@ -101,7 +101,7 @@ class Recording:
         self.renames = [number for number, *_ in self._published]
 
     def _find(self, path: str) -> tuple[_Node, str]:
-        """Folder of a path, and the name in it; those of the top are ("", the top)."""
+        """Return the folder of a path, and its name there; ("", top) for the top."""
         node, parts = self._top, pathlib.Path(path).relative_to(self._folder).parts
         for part in parts[:-1]:
             node = node.names[part]
@@ -152,7 +152,7 @@ class Recording:
         self._published.append((self.count, name, self._find(path)[0], whole))
 
     def published(self) -> list[Published]:
-        """All names given by renames, in their order, and whether a power cut spares them."""
+        """Return all names given by renames, in order, and whether a power cut spares them."""
         found = []
         for number, name, folder, is_whole in self._published:
             if not any(part.startswith(".") for part in pathlib.Path(name).parts):
@@ -160,9 +160,9 @@ class Recording:
         return found
 
     def write(self, to: pathlib.Path, moment: int, rng: random.Random) -> None:
-        """Write a possible disk after a power cut that follows change `moment` to a new folder.
+        """Write a possible disk after a power cut, just after change `moment`, to a new folder.
 
-        `rng` chooses the loss: all possible names, some or none, and all data, half of it or none.
+        `rng` chooses the losses: all possible names, some or none, and all data, half or none.
         """
         names, share = rng.choice((0.0, 1.0, None)), rng.choice((0.0, 0.5, 1.0))
         cuts: dict[_Node, float] = {}
@@ -207,7 +207,7 @@ def _read(path: pathlib.Path) -> _Node:
 
 
 def records(log: pathlib.Path) -> Iterator[tuple[list[str], bytes]]:
-    """Fields and data of each change."""
+    """Yield fields and data of each change."""
     with open(log, "rb") as file:
         for line in file:
             fields = line.decode().rstrip("\n").split("\t")

@@ -1,14 +1,15 @@
-"""Measure data preparation on made-up text of a given size, kill it, and compute for 2 TB.
+"""Measure data preparation on synthetic text, kill and resume it, and extrapolate to 2 TB.
 
     python -m benchmarks.prepare_data --megabytes=300 --workers=1 --folder=DIR
 
-Writes documents of words of the embedded corpus, drawn by their frequencies, to shards of several
-languages, plain and compressed, every twentieth document a repetition; trains a tokenizer on some
-of it; runs prepare_data.py, ends it by SIGKILL when half of the text is tokenised, and runs it
-again. Prints the rates of the rounds, the peak memory of all processes together, the files, and the
-time, disk, memory and number of files that 2 TB (CC-100) would take on 1, 32 and 512 workers.
+The command writes documents to plain and compressed shards of several languages. Their words are
+drawn from the embedded corpus by frequency, and every twentieth document is a repetition. It trains
+a tokenizer on a part and runs prepare_data.py. SIGKILL ends that when half of the text is
+tokenised, and a second call resumes. The tables have the rates of the rounds, the peak memory of
+all processes together, and the files. They also have the time, disk, memory and number of files
+that 2 TB (CC-100) would take on 1, 32 and 512 workers.
 
-With --whole the same text is also prepared without a kill, and all files must be equal to the bit.
+--whole also prepares the text without a kill. All files must then be equal to the bit.
 """
 
 import collections
@@ -35,15 +36,17 @@ from absl import app, flags
 from benchmarks import machine
 from vocap import merge
 
-_MEGABYTES = flags.DEFINE_integer("megabytes", 300, "Of text, in millions of bytes.", lower_bound=1)
-_SHARD = flags.DEFINE_integer("shard_megabytes", 32, "Text of a shard.", lower_bound=1)
-_WORKERS = flags.DEFINE_integer("workers", 1, "Processes of prepare_data.py.", lower_bound=1)
-_PIECES = flags.DEFINE_integer("pieces", 250_000, "Of the tokenizer.")
-_LENGTH = flags.DEFINE_integer("length", 512, "Tokens of a sequence.")
-_FOLDER = flags.DEFINE_string("folder", None, "For text and rows; a temporary one by default.")
-_KILL = flags.DEFINE_bool("kill", True, "End the first run when half of the text is tokenised.")
-_WHOLE = flags.DEFINE_bool("whole", False, "Compare with a run that is not killed.")
-_OUT = flags.DEFINE_string("out", None, "A JSON file for the tables.")
+_MEGABYTES = flags.DEFINE_integer("megabytes", 300, "Text, in millions of bytes.", lower_bound=1)
+_SHARD = flags.DEFINE_integer(
+    "shard_megabytes", 32, "Text per shard, in millions of bytes.", lower_bound=1
+)
+_WORKERS = flags.DEFINE_integer("workers", 1, "Workers of prepare_data.py.", lower_bound=1)
+_PIECES = flags.DEFINE_integer("pieces", 250_000, "Vocabulary size of the tokenizer.")
+_LENGTH = flags.DEFINE_integer("length", 512, "Tokens per sequence.")
+_FOLDER = flags.DEFINE_string("folder", None, "Folder for text and rows; temporary by default.")
+_KILL = flags.DEFINE_bool("kill", True, "Kill the first run when half of the text is tokenised.")
+_WHOLE = flags.DEFINE_bool("whole", False, "Compare with an uninterrupted run.")
+_OUT = flags.DEFINE_string("out", None, "JSON file for the tables.")
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _LANGUAGES = ("en", "ru", "sw", "th")
@@ -55,9 +58,9 @@ _ROUNDS = ("scan", "tokenise")
 
 
 def write_text(folder: pathlib.Path, language: str, num_bytes: int, shard_bytes: int) -> None:
-    """Write about `num_bytes` of made-up documents of a language as shards.
+    """Write about `num_bytes` of synthetic documents of a language as shards.
 
-    Every third shard is compressed with zstandard; every twentieth document repeats one of the
+    Every third shard is compressed with zstandard. Every twentieth document repeats one of the
     thousand before it.
     """
     words, shares = _words(language)
@@ -74,7 +77,7 @@ def write_text(folder: pathlib.Path, language: str, num_bytes: int, shard_bytes:
 
 
 def _words(language: str) -> tuple[list[bytes], np.ndarray]:
-    """Words of the embedded corpus, and such that nobody has seen, with their cumulative shares."""
+    """Return words of the embedded corpus and unseen words, with their cumulative shares."""
     text = (_ROOT / "corpus" / f"{language}.txt").read_text(encoding="utf-8")
     counts = collections.Counter(text.split())
     known = [word for word, _ in counts.most_common()]
@@ -87,9 +90,9 @@ def _words(language: str) -> tuple[list[bytes], np.ndarray]:
 def _documents(
     words: list[bytes], shares: np.ndarray, rng: np.random.Generator, num_bytes: int
 ) -> Iterator[bytes]:
-    """Yield documents: a sentence of their own, behind which one of a few thousand bodies follows.
+    """Yield documents: a sentence of their own, then one of a few thousand bodies.
 
-    To draw every word would take longer than to tokenise it.
+    Drawing every word would take longer than tokenising it.
     """
     bodies = [
         b"\n".join(_sentences(words, shares, rng, int(length)))
@@ -121,7 +124,7 @@ def _sentences(
 
 
 def write_tokenizer(path: pathlib.Path, text: pathlib.Path, num_pieces: int) -> None:
-    """Write a tokenizer of pieces of the text, filled up to `num_pieces` with rare ones."""
+    """Write a tokenizer with pieces of the text, filled up to `num_pieces` with rare ones."""
     sample = path.with_name("sample.txt")
     with sample.open("wb") as file:
         for shard in sorted(text.glob("*-00000-of-*.txt")):
@@ -151,9 +154,9 @@ class Watched:
     """Cost of a run of prepare_data.py.
 
     Attributes:
-      seconds: from its start to its end.
-      peak_bytes: largest memory of all its processes together, shared pages counted once (PSS).
-      largest_bytes: largest memory of one of them.
+      seconds: wall time.
+      peak_bytes: peak memory of all processes together; shared pages count once (PSS).
+      largest_bytes: peak memory of a single process.
       cpu: CPU seconds of each round of tasks, and its bytes of text.
     """
 
@@ -164,7 +167,7 @@ class Watched:
 
 
 def prepare(text: pathlib.Path, workdir: pathlib.Path, *, kill_at: int = 0) -> Watched:
-    """Run prepare_data.py; kill it and its processes when `kill_at` parts are tokenised."""
+    """Run prepare_data.py; kill it and its workers when `kill_at` parts are tokenised."""
     command = [
         sys.executable, "prepare_data.py", f"--config=configs/quickstart.py:{text}",
         f"--workdir={workdir}", "--config.corpus.parallel=()", "--config.data.contrast_share=0.0",
@@ -198,7 +201,7 @@ def prepare(text: pathlib.Path, workdir: pathlib.Path, *, kill_at: int = 0) -> W
 
 
 def _memory(group: int) -> list[int]:
-    """Proportional set sizes (bytes) of the processes of a group."""
+    """Return the proportional set sizes (bytes) of a process group."""
     found = []
     for path in pathlib.Path("/proc").glob("[0-9]*"):
         try:
@@ -211,7 +214,7 @@ def _memory(group: int) -> list[int]:
 
 
 def digests(folder: pathlib.Path) -> dict[str, str]:
-    """SHA-256 of the files of a dataset, by its manifest."""
+    """Return the SHA-256 of the files of a dataset, from its manifest."""
     files = json.loads((folder / "manifest.json").read_text())["files"]
     return {name: one["sha256"] for name, one in files.items()}
 
@@ -219,7 +222,7 @@ def digests(folder: pathlib.Path) -> dict[str, str]:
 def describe(
     report: machine.Report, text: pathlib.Path, rows: pathlib.Path, runs: Mapping[str, Watched]
 ) -> None:
-    """Report the runs and what they have written."""
+    """Report the runs and their files."""
     files = list(text.glob("*.txt*"))
     size = sum(path.stat().st_size for path in files)
     meta = json.loads((rows / "meta.json").read_text())
@@ -239,13 +242,13 @@ def describe(
 
 
 def _rate(run: Watched, name: str) -> float:
-    """Bytes of text a CPU second of a round; 0 if it has not ended or there was nothing to do."""
+    """Return bytes of text per CPU second of a round; 0 if it did not end or had no tasks."""
     seconds, size = run.cpu.get(name, (0.0, 0.0))
     return size / seconds if seconds else 0.0
 
 
 def project(report: machine.Report, run: Watched, meta: Mapping[str, Any], text_bytes: int) -> None:
-    """Report what 2 TB would take at the rates of a run on `text_bytes`."""
+    """Report the cost of 2 TB at the rates of a run on `text_bytes`."""
     total = collections.Counter[str]()
     for language in meta["statistics"].values():
         for split in language.values():
@@ -264,7 +267,7 @@ def project(report: machine.Report, run: Watched, meta: Mapping[str, Any], text_
 
 
 def measure(folder: pathlib.Path) -> None:
-    """Make text and a tokenizer below `folder`, and prepare the text."""
+    """Make text and a tokenizer below `folder`; prepare the text."""
     text, workdir = folder / "text", folder / "work"
     report = machine.Report(_OUT.value)
     if not text.exists():
@@ -286,8 +289,8 @@ def measure(folder: pathlib.Path) -> None:
         shutil.copytree(workdir / "vocab", other / "vocab")
         runs["not killed"] = prepare(text, other)
         if digests(other / "rows") != digests(workdir / "rows"):
-            sys.exit("error: the run that was killed has written other files")
-        print("all files of the run that was killed are those of the run that was not")
+            sys.exit("error: the killed and resumed run has written other files")
+        print("the killed and resumed run has the files of the uninterrupted run")
     describe(report, text, workdir / "rows", runs)
     meta = json.loads((workdir / "rows/meta.json").read_text())
     complete = {**runs["killed"].cpu, **runs["resumed"].cpu} if _KILL.value else runs["whole"].cpu

@@ -1,21 +1,21 @@
-"""Sequences per second that a host reads from a file system where every read takes a while.
+"""Sequences per second that a host reads from a file system with slow reads.
 
     python -m benchmarks.reading                    # 20 ms a read, a host of 64, minutes
     python -m benchmarks.reading --nofiles          # only what a step needs
 
-The need is that of the paper's Base on a pod: the matrix products of a traced step of --config, by
-default `configs/xlm_r.py:base`, per sequence, at --utilisation of --peak_tflops of every
-one of --chips chips, divided among the hosts. Then rows/s of host 0, with made-up rows in
---languages languages whose sizes fall evenly on a log scale from --largest to --smallest sequences
-of 512 uint32 (sparse files: a read takes --delay_ms and the copy of its bytes), drawn by n^0.3,
-read in these ways:
+The need is that of the paper's Base on a pod. The command traces a step of --config, by default
+`configs/xlm_r.py:base`, and counts its matrix products per sequence. --chips chips do these at
+--utilisation of --peak_tflops, and the hosts share the reading. Then it measures rows/s of host 0
+on synthetic rows. These have --languages languages, with sizes even on a log scale from --largest
+to --smallest sequences of 512 uint32. Languages are drawn by n^0.3. Files are sparse, so a read
+takes --delay_ms and the copy of its bytes. Ways to read:
 
-- rows: a random order of sequences, read one by one when needed, or by threads ahead of the step
-- blocks: of 1 MB, 16 open, when needed by one thread, and by threads ahead of the step, with as
-  many lanes as hosts; and with one lane, where every host reads the blocks of all
+- rows: a random order of sequences, read one by one when needed, or by threads ahead of the step.
+- blocks: 16 open blocks of 1 MB, read when needed by one thread, or by threads ahead of the step,
+  with as many lanes as hosts. With one lane, every host reads the blocks of all.
 
-The first measurement opens the windows, the second goes on. CPU time is of this process: on a busy
-machine it tells what an idle one could do.
+The first measurement opens the windows, the second continues. CPU time is that of this process, so
+it also predicts an idle machine on a busy one.
 """
 
 import concurrent.futures
@@ -42,32 +42,30 @@ from xlm.objectives.objective import Batch
 from xlm.training.flops import matmul_flops
 from xlm.training.settings import AXES
 
-_CONFIG = config_flags.DEFINE_config_file(
-    "config", "configs/xlm_r.py:base", "The config of the step."
-)
+_CONFIG = config_flags.DEFINE_config_file("config", "configs/xlm_r.py:base", "Config of the step.")
 _CHIPS = flags.DEFINE_integer("chips", 256, "Chips of the pod.")
-_CHIPS_PER_HOST = flags.DEFINE_integer("chips_per_host", 4, "As of TPU v4.")
-_PEAK = flags.DEFINE_float("peak_tflops", 275.0, "Of a chip in bf16; TPU v4's.")
+_CHIPS_PER_HOST = flags.DEFINE_integer("chips_per_host", 4, "Chips per host; TPU v4's.")
+_PEAK = flags.DEFINE_float("peak_tflops", 275.0, "Peak of a chip in bf16; TPU v4's.")
 _UTILISATION = flags.DEFINE_float("utilisation", 0.5, "Share of the peak that a step reaches.")
 _FILES = flags.DEFINE_bool("files", True, "Whether to read files.")
-_DELAY = flags.DEFINE_float("delay_ms", 20.0, "Of a read.")
-_LANGUAGES = flags.DEFINE_integer("languages", 50, "Languages of the rows.")
-_LARGEST = flags.DEFINE_integer("largest", 20_000_000, "Sequences of the largest.")
-_SMALLEST = flags.DEFINE_integer("smallest", 2_000, "Sequences of the smallest.")
+_DELAY = flags.DEFINE_float("delay_ms", 20.0, "Delay of a read, in ms.")
+_LANGUAGES = flags.DEFINE_integer("languages", 50, "Number of languages.")
+_LARGEST = flags.DEFINE_integer("largest", 20_000_000, "Sequences of the largest language.")
+_SMALLEST = flags.DEFINE_integer("smallest", 2_000, "Sequences of the smallest language.")
 _THREADS = flags.DEFINE_list("threads", ["4", "16", "64"], "Threads that read ahead.")
-_BATCHES = flags.DEFINE_integer("batches", 300, "Batches of each of two measurements.")
-_OUT = flags.DEFINE_string("out", None, "A JSON file for the table.")
+_BATCHES = flags.DEFINE_integer("batches", 300, "Batches in each of two measurements.")
+_OUT = flags.DEFINE_string("out", None, "JSON file for the table.")
 
 _BLOCK, _WINDOW, _AHEAD = 1 << 20, 16, 16
-_TRACED = 32  # sequences of the step that is traced
+_TRACED = 32  # sequences of the traced step
 
 
 def needed(num_hosts: int) -> float:
-    """Print and return sequences per second that a host needs."""
+    """Print and return the sequences per second that a host needs."""
     config = _CONFIG.value.copy_and_resolve_references()
     size, config.train.batch_size = config.train.batch_size, _TRACED
     if config.output_layer.kind == "blockwise":
-        config.output_layer.kind = "full"  # of a loop over blocks the products are counted once
+        config.output_layer.kind = "full"  # products in a loop over blocks count once
     mesh = jax.sharding.AbstractMesh((1, 1, 1), AXES, axis_types=(AxisType.Auto,) * 3)
     objective = objectives.objective(config, memory.absent_rows(config), mesh)
     functions = model.train_functions(config, objective, mesh)
@@ -99,7 +97,7 @@ def made_up_rows(folder: pathlib.Path) -> PackedDataset:
 
 
 class _Reading:
-    """A way to read the stream, with the reads that it takes."""
+    """Way to read the stream, with its reads."""
 
     def __init__(self, packed: PackedDataset, settings: BlockSettings, threads: int):
         self.num_reads = self.num_rows = 0
@@ -121,7 +119,7 @@ class _Reading:
 
 def ways(num_hosts: int) -> Iterator[tuple[str, BlockSettings, int, int, int]]:
     """Yield name, settings, threads, batches read ahead and batches measured of each way."""
-    # Blocks of one sequence, all in one window, are the random order of sequences.
+    # Blocks of one sequence in one window give a random order of sequences.
     rows, count = BlockSettings(2048, 1 << 40), _BATCHES.value
     yield "rows, when needed", rows, 1, 0, max(count // 100, 1)
     for threads in map(int, _THREADS.value):
@@ -140,7 +138,7 @@ def ways(num_hosts: int) -> Iterator[tuple[str, BlockSettings, int, int, int]]:
 
 
 def reading(report: machine.Report, num_hosts: int, need: float) -> None:
-    """Measure sequences per second of each way, from a cold start and after it."""
+    """Measure sequences per second of each way, from a cold start and afterwards."""
     columns = {"": "", "rows/s at first": ",.0f", "rows/s after": ",.0f", "over the need": ".2f",
                "ms of CPU a 1,000 rows": ".0f", "rows read a row used": ".1f"}  # fmt: skip
     report.table(f"{_DELAY.value:g} ms a read, host 0 of {num_hosts}", columns)

@@ -4,21 +4,21 @@
     python -m benchmarks.recording record --checkout=. --out=after.json
     python -m benchmarks.recording compare before.json after.json --renamed=renamed.json
 
-`record` runs the commands of a checkout, each in a process of its own, on the embedded corpus: five
+`record` runs the commands of a checkout on the embedded corpus, each in its own process: five
 training runs of 20 steps (`TRAINING`), and from the first of them a fine-tuning run of each kind of
 task (`FINE_TUNING`) on synthetic data. It depends only on the commands, the config keys and the
-names of the result files. A recording holds all metrics, results and predictions as they were
-written, a digest of each array of the final parameters, and the versions that they depend on.
+names of result files. A recording has all metrics, results and predictions, a digest of each array
+of the final parameters, and the versions of packages and machine.
 
-`compare` prints a table of differences and ends with status 1 if there are any. It gives the first
-step at which a metric differs. A name missing from one side is a difference; --renamed is a JSON
-object of intended renamings: old name of a metric, a result or a parameter -> new one, or null for
-a name that only one of the recordings has. If the versions or the machines differ, which is
-printed, a difference of the last bits need not come from the code.
+`compare` prints a table of differences, and ends with status 1 if there are any. It gives the first
+step at which a metric differs. A name missing on one side is a difference. --renamed is a JSON
+object of intended renamings of metrics, results and parameters: old name -> new name, or null for a
+name in only one recording. `compare` also prints different versions or machines. Then differences
+in the last bits may have other causes than the code.
 
-A subset of the runs is selected by --runs=quickstart,rows; fine-tuning needs quickstart, which is
-then recorded as well. XLA is limited to one thread: with more, sums depend on the number of cores.
-Compiled programs are kept in --compilation_cache, if it is given, for the next recording.
+--runs=quickstart,rows selects runs. Fine-tuning also records quickstart, which it needs. XLA has
+one thread, since with more, sums depend on the number of cores. --compilation_cache keeps compiled
+programs for the next recording.
 
 Hardware: one CPU core, 5 minutes.
 """
@@ -45,9 +45,9 @@ from benchmarks.recording_comparison import compare, describe, flat
 from xlm.common import artifacts, entry_point
 
 QUICKSTART = "configs/quickstart.py"
-# Short, but with all events of a run: refreshes, evaluations, full-softmax steps.
+# Short, but with all events of a run: refreshes, evaluations and full-softmax steps.
 OVERRIDES: dict[str, Any] = {
-    # As before these keys had other defaults, for recordings of then.
+    # Former defaults of these keys, for recordings from that time.
     "corpus.heldout_by": "position",
     "corpus.deduplicate": False,
     "corpus.block_bytes": 0,
@@ -71,7 +71,7 @@ TRAINING: dict[str, dict[str, Any]] = {
     "rows": {"optimizer.embedding_update": "rows"},
     "accumulation": {"train.accumulation_steps": 2},
 }
-# Run -> its config, with DATA for the folder of the data, and its further overrides.
+# Run -> its config, with DATA for the data folder, and its further overrides.
 FINE_TUNING: dict[str, tuple[str, dict[str, Any]]] = {
     "classification": ("configs/finetune/xnli.py:DATA", {}),
     "regression": ("configs/finetune/glue.py:stsb,DATA", {}),
@@ -104,7 +104,7 @@ _LOG_TAIL = 3000  # characters
 
 @dataclasses.dataclass(frozen=True)
 class _Checkout:
-    """Checkout of the code, and the `environment` of its commands' processes."""
+    """Checkout of the code, and the `environment` of its commands."""
 
     root: pathlib.Path
     environment: Mapping[str, str]
@@ -112,7 +112,7 @@ class _Checkout:
     def run(
         self, script: str, config: str, workdir: pathlib.Path, overrides: Mapping[str, Any]
     ) -> None:
-        """Run a command; raise ChildProcessError with the tail of its output if it fails."""
+        """Run a command; on failure raise ChildProcessError with the end of its output."""
         print(f"{script} {config} {workdir.name}", file=sys.stderr, flush=True)
         command = [sys.executable, script, f"--config={config}", f"--workdir={workdir}"]
         command += [f"--config.{key}={value}" for key, value in overrides.items()]
@@ -137,7 +137,7 @@ def record(
     """Run the commands of a checkout, in an empty folder.
 
     `runs` are names in `TRAINING` and `FINE_TUNING`; the latter require "quickstart". Return the
-    recording, JSON-able: "versions", and by run "metrics", "results" and "parameters". Raise
+    recording as JSON: "versions", and by run "metrics", "results" and "parameters". Raise
     ChildProcessError if a command fails.
     """
     commands = _Checkout(checkout.absolute(), environment(cache))
@@ -163,13 +163,13 @@ def record(
 
 
 def environment(cache: pathlib.Path) -> dict[str, str]:
-    """Environment of the commands: the current one without settings of jax and XLA."""
+    """Return the environment of the commands: the current one without settings of jax and XLA."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_"))}
     return {**kept, **_ENVIRONMENT, "JAX_COMPILATION_CACHE_DIR": str(cache.absolute())}
 
 
 def versions() -> dict[str, str]:
-    """Versions and machine that results may depend on besides the code."""
+    """Return versions and machine, on which results may depend."""
     from benchmarks.machine import cpu_model
 
     return {
@@ -191,7 +191,7 @@ def _of_training(workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def _of_fine_tuning(workdir: pathlib.Path) -> dict[str, Any]:
-    """Record a run of finetune.py; retrieval has results and predictions only."""
+    """Record a run of finetune.py; retrieval has only results and predictions."""
     from safetensors.numpy import load_file
 
     metrics, best = workdir / "metrics.jsonl", workdir / "best.safetensors"
@@ -213,7 +213,7 @@ def _json_lines(path: pathlib.Path) -> list[Any]:
 def saved_params(checkpoints: pathlib.Path) -> dict[str, Any]:
     """Read the parameters of the latest checkpoint, path -> array, without the project's code.
 
-    The rest of the state is restored with the structure on disk, independent of its names.
+    The rest of the state is read with its structure on disk, whatever its names.
     """
     import jax
     import numpy as np
@@ -227,7 +227,7 @@ def saved_params(checkpoints: pathlib.Path) -> dict[str, Any]:
 
 
 def digests(arrays: Mapping[str, Any]) -> dict[str, str]:
-    """SHA-256 of dtype, shape and bytes of each array, in hexadecimal."""
+    """Return the SHA-256 of dtype, shape and bytes of each array, in hexadecimal."""
     import numpy as np
 
     found = {}
@@ -239,7 +239,7 @@ def digests(arrays: Mapping[str, Any]) -> dict[str, str]:
 
 
 def wanted_runs(names: Sequence[str]) -> list[str]:
-    """Return the runs to record for `names`, all if empty; fine-tuning adds its encoder's run."""
+    """Return the runs to record for `names` (all if empty), with the encoders of fine-tuning."""
     known = [*TRAINING, *FINE_TUNING]
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"--runs: there is no {unknown[0]!r}; the runs are {', '.join(known)}")
@@ -251,13 +251,13 @@ def wanted_runs(names: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def _work_folder(name: str | None) -> Iterator[pathlib.Path]:
-    """Create the folder `name`, which must be new, or for None a temporary one."""
+    """Create the new folder `name`, or a temporary one for None."""
     if name is None:
         with tempfile.TemporaryDirectory() as temporary:
             yield pathlib.Path(temporary)
         return
     folder = pathlib.Path(name).absolute()
-    # Commands skip finished folders, even those of other code.
+    # Commands skip finished folders, even of other code.
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"--workdir: {folder} is not empty; a recording needs a new folder")
     folder.mkdir(parents=True, exist_ok=True)
@@ -267,8 +267,8 @@ def _work_folder(name: str | None) -> Iterator[pathlib.Path]:
 def compare_files(paths: Sequence[str], runs: Sequence[str], renamed: str | None) -> int:
     """Print the differences of two recordings; return the exit status, 0 if they are equal.
 
-    `runs` are those of `wanted_runs`, empty for all recorded ones. `renamed` is the path of a JSON
-    object of renamings, see `compare`. Raise ValueError for an unknown name, or as `compare`.
+    `runs` are those of `wanted_runs`; empty means all recorded runs. `renamed` is the path of a
+    JSON object of renamings, see `compare`. Raise ValueError for an unknown name, or as `compare`.
     """
     before, after = map(artifacts.read_json, paths)
     if runs:
@@ -280,17 +280,17 @@ def compare_files(paths: Sequence[str], runs: Sequence[str], renamed: str | None
 
 
 def define_flags() -> None:
-    """Define the command's flags; not at import, since tests import this module."""
-    flags.DEFINE_string("checkout", ".", "Of record: the tree whose commands are run.")
-    flags.DEFINE_string("out", None, "Of record: where the recording goes.")
-    flags.DEFINE_string("workdir", None, "Of record: a new folder, to keep what was run.")
-    flags.DEFINE_string("compilation_cache", None, "Of record: folder of compiled programs.")
-    flags.DEFINE_string("renamed", None, "Of compare: a JSON file, old name -> new name.")
-    flags.DEFINE_list("runs", [], "Which runs to record or compare; all by default.")
+    """Define the flags; not at import, since tests import this module."""
+    flags.DEFINE_string("checkout", ".", "record: checkout whose commands run.")
+    flags.DEFINE_string("out", None, "record: output file.")
+    flags.DEFINE_string("workdir", None, "record: new folder, to keep the runs.")
+    flags.DEFINE_string("compilation_cache", None, "record: folder for compiled programs.")
+    flags.DEFINE_string("renamed", None, "compare: JSON file, old name -> new name.")
+    flags.DEFINE_list("runs", [], "Runs to record or compare; all by default.")
 
 
 def write(path: pathlib.Path, recording: Mapping[str, Any]) -> None:
-    """Write a recording, whose numbers may be NaN, to which it compares."""
+    """Write a recording; its numbers may be NaN, and `compare` treats NaN as equal to itself."""
     artifacts.write_text(path, json.dumps(recording, indent=1, sort_keys=True) + "\n")
 
 

@@ -10,7 +10,7 @@ _ABSENT = "(absent)"
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """Difference of two recordings at a name; for a metric, `step` is the first that differs."""
+    """Difference of two recordings; for a metric, `step` is the first that differs."""
 
     run: str
     name: str
@@ -44,8 +44,8 @@ def compare(
 ) -> list[Difference]:
     """Compare the runs of two recordings of `record`; return one difference per run and name.
 
-    `renamed` has new names by old ones, or None if a recording lacks the name on purpose. Raise
-    ValueError if two names get one new name.
+    `renamed` has new names by old names, or None if a recording lacks the name on purpose. Raise
+    ValueError if two names get the same new name.
     """
     found: list[Difference] = []
     runs = before["runs"], after["runs"]
@@ -62,12 +62,12 @@ def compare(
     return found
 
 
-# Step -> value; None as the step of a result or a digest.
+# Step -> value; results and digests have the step None.
 _Series = dict[int | None, Any]
 
 
 def _series(run: Mapping[str, Any]) -> dict[str, _Series]:
-    """Return the series of a recorded run, by name of parameter, metric or result."""
+    """Return the series of a recorded run by name of parameter, metric or result."""
     found: dict[str, _Series] = {}
     metrics = ((name, line["step"], line[name]) for line in run["metrics"] for name in line)
     others = (*flat(run["results"]), *run["parameters"].items())
@@ -104,7 +104,7 @@ def _differences(
         return
     for step in sorted({*before, *after}, key=lambda step: -1 if step is None else step):
         values = before.get(step, _ABSENT), after.get(step, _ABSENT)
-        # As JSON, so that every bit of a float counts and NaN equals itself.
+        # As JSON, so every bit of a float counts and NaN equals itself.
         if json.dumps(values[0]) != json.dumps(values[1]):
             yield Difference(run, name, step, *values)
             return
@@ -113,7 +113,7 @@ def _differences(
 def describe(
     before: Mapping[str, Any], after: Mapping[str, Any], differences: Sequence[Difference]
 ) -> str:
-    """Format the result of `compare`: versions that differ, and a table of differences."""
+    """Format the result of `compare`: different versions, and a table of differences."""
     sides = before["versions"], after["versions"]
     lines = [
         f"{name} differs: {sides[0].get(name)} before, {sides[1].get(name)} after"

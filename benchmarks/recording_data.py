@@ -1,6 +1,6 @@
-"""Synthetic data of one task of each kind, in the files that the fine-tuning configs expect.
+"""Synthetic data for one task of each kind, in the files that the fine-tuning configs expect.
 
-Sentences of a small grammar in English and German: a subject, a verb and a place, by number.
+Sentences come from a small grammar of English and German: a subject, a verb and a place, by number.
 """
 
 import json
@@ -20,7 +20,7 @@ _PARTS = {
         ("im Haus", "am Fluss", "am Bahnhof"),
     ),
 }
-# Tags of subject, verb and place, and of the full stop.
+# Tags of subject, verb, place and full stop.
 _TAGS = {"en": "DET NOUN VERB ADP DET NOUN PUNCT", "de": "DET NOUN VERB ADP NOUN PUNCT"}
 _NUM_SENTENCES = 36  # each once
 _SPLITS = {"train": range(24), "dev": range(24, _NUM_SENTENCES)}
@@ -36,7 +36,7 @@ def write_tasks(root: pathlib.Path) -> None:
 
 
 def _parts(number: int, language: str = "en") -> tuple[str, str, str]:
-    """Subject, verb and place of sentence `number`."""
+    """Return subject, verb and place of sentence `number`."""
     subjects, verbs, places = _PARTS[language]
     return subjects[number % 4], verbs[number // 4 % 3], places[number // 12 % 3]
 
@@ -56,7 +56,7 @@ def _write_table(path: pathlib.Path, rows: Iterable[Sequence[str]]) -> None:
 
 
 def _write_classification(root: pathlib.Path) -> None:
-    """Write XNLI: dropping the place is an entailment, changing the verb a contradiction."""
+    """Write XNLI: without the place it is an entailment, with another verb a contradiction."""
 
     def rows(split: str, language: str) -> Iterable[Sequence[str]]:
         yield "premise", "hypothesis", "label"
@@ -76,7 +76,7 @@ def _write_classification(root: pathlib.Path) -> None:
 
 
 def _write_regression(root: pathlib.Path) -> None:
-    """Write STS-B: similarity is the number of common parts."""
+    """Write STS-B: the similarity is the number of common parts."""
     for split, numbers in _SPLITS.items():
         rows: list[Sequence[str]] = [("sentence1", "sentence2", "score")]
         for number in numbers:
@@ -122,7 +122,7 @@ def _write_questions(root: pathlib.Path) -> None:
 
 
 def _write_searches(root: pathlib.Path) -> None:
-    """Write Tatoeba: aligned sentences; and BUCC: two texts that share the gold pairs."""
+    """Write Tatoeba (aligned sentences) and BUCC (two texts with the gold pairs in both)."""
     numbers = range(_NUM_SENTENCES)
     _write_table(
         root / "tatoeba_retrieval" / "de-en.tsv.xz",

@@ -1,20 +1,20 @@
-"""Row-sparse AdamW against dense `optax.adamw`: distance, speed, and rows that a step touches.
+"""Row-sparse AdamW against dense `optax.adamw`: distance, speed, and touched rows per step.
 
     python -m benchmarks.row_adamw                   # one core, some minutes
     python -m benchmarks.row_adamw --study=distance  # or --study=speed, --study=touched
 
-Distance: both take the same noisy steps towards a target, with gradients at their own tables, so
-that errors accumulate. Tokens are drawn by Zipf's law; with warm-up, linear decay, weight decay and
+Distance: both take the same noisy steps towards a target. Gradients are at their own tables, so
+errors accumulate. Tokens are drawn by Zipf's law, with warm-up, linear decay, weight decay and
 clipping by global norm. Lazy Adam, which omits the missed steps of a row, is compared as well.
 
 Speed: reading and updating R rows against one dense step, with donated tables and states,
 interleaved. The cost of the dense gradient [V, E] is not included.
 
 Touched: table rows of a step of k-NN sampling against the bound for any batch, to choose
-`output_layer.row_capacity`; a run's metric `train/table_rows` gives the actual number. Tokens
-follow Zipf's law; the neighbours of a token are those of its cluster, as after some training, or
-random, as at the start. The batch is that of `configs/vocap_paper.py`: 256 sequences of 512 tokens
-in 8 groups, 15 % masked, k = 50, C = 65,536.
+`output_layer.row_capacity`. The metric `train/table_rows` of a run has the actual number. Tokens
+follow Zipf's law. The neighbours of a token are in its cluster, as after some training, or random,
+as at the start. The batch is that of `configs/vocap_paper.py`: 256 sequences of 512 tokens in 8
+groups, 15 % masked, k = 50, C = 65,536.
 """
 
 import functools
@@ -29,7 +29,7 @@ from absl import app, flags
 from benchmarks import machine
 from xlm.training.row_adamw import RowAdamW, Rows, row_adamw
 
-_STUDY = flags.DEFINE_enum("study", "all", ["all", "distance", "speed", "touched"], "What to run.")
+_STUDY = flags.DEFINE_enum("study", "all", ["all", "distance", "speed", "touched"], "Study to run.")
 _STEPS = flags.DEFINE_integer("steps", 2000, "Steps of the distance study.")
 _VOCAB_SIZE = flags.DEFINE_integer("vocab_size", 524_288, "Rows of the table, speed study.")
 _WIDTH = flags.DEFINE_integer("width", 128, "Width of the table, speed study.")
@@ -37,14 +37,14 @@ _PARTS = flags.DEFINE_list("parts", ["64", "32", "16", "8", "4", "2", "1"], "V/R
 _TOUCHED = flags.DEFINE_list("touched", ["250000", "500000", "1000000"], "V, touched rows.")
 machine.define_flags(cores=1, repetitions=7)
 
-# Table of the distance study, and tokens drawn per step.
+# Table of the distance study, and drawn tokens per step.
 _ZIPF_VOCAB_SIZE, _ZIPF_WIDTH, _DRAWS = 20_000, 64, 2048
 _GROUPS, _GROUP_TOKENS, _K, _CAPACITY, _MASKED = 8, 32 * 512, 50, 65_536, 0.15
 _PEAK_RATE, _WEIGHT_DECAY, _CLIP_NORM = 1e-3, 0.01, 0.5
 
 
 def lazy_adamw(optimizer: RowAdamW) -> RowAdamW:
-    """Lazy variant of `optimizer`: rows are read without the updates of missed steps."""
+    """Return the lazy variant of `optimizer`, which reads rows without missed updates."""
 
     def read(table, state, ids):
         as_left = (table, state.first_moment, state.second_moment)
@@ -54,7 +54,7 @@ def lazy_adamw(optimizer: RowAdamW) -> RowAdamW:
 
 
 def zipf_ids(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens drawn in each step [T, R], V in unused slots, and their counts [T, R]."""
+    """Return the tokens drawn in each step [T, R], V in unused slots, and their counts [T, R]."""
     probabilities = 1 / np.arange(1.0, _ZIPF_VOCAB_SIZE + 1)
     probabilities /= probabilities.sum()
     ids = np.full((_STEPS.value, _DRAWS), _ZIPF_VOCAB_SIZE, np.int32)
@@ -68,7 +68,7 @@ def zipf_ids(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
 
 
 def pull(values, ids, counts, target, step) -> jax.Array:
-    """Clipped gradients [R, E] of a noisy pull of rows towards their targets."""
+    """Return clipped gradients [R, E] of a noisy pull of rows towards their targets."""
     noise = jax.random.normal(jax.random.fold_in(jax.random.key(1), step), values.shape)
     goal = target.at[ids].get(mode="fill", fill_value=0)
     grads = counts[:, None] / _DRAWS * (values - goal + noise)
@@ -139,7 +139,7 @@ def distance_study(report: machine.Report) -> None:
 
 
 def stepper(step: Any, table: jax.Array, state: Any) -> Any:
-    """Functions of any arguments: a step with an own donated table and state, and its memory."""
+    """Return functions: a step with its own donated table and state, and its memory."""
     compiled = jax.jit(step, donate_argnums=(0, 1))
     held = [jnp.copy(table), state]
 
@@ -155,7 +155,7 @@ def stepper(step: Any, table: jax.Array, state: Any) -> Any:
 
 
 def speed_study(report: machine.Report) -> None:
-    """Time of a step over R rows, for several R, with dense AdamW first."""
+    """Report the time of a step over R rows, for several R, after dense AdamW."""
     vocab_size, width = _VOCAB_SIZE.value, _WIDTH.value
     rng = np.random.default_rng(0)
     start = jnp.asarray(rng.normal(size=(vocab_size, width)).astype(np.float32))
@@ -188,7 +188,7 @@ def speed_study(report: machine.Report) -> None:
 
 
 def needed_rows(vocab_size: int, clustered: bool, rng: np.random.Generator) -> tuple[int, int, int]:
-    """Count rows of inputs and targets, rows including all candidates, and the largest |V'|."""
+    """Count rows of inputs and targets, rows with all candidates, and the largest |V'|."""
     p = 1 / (rng.permutation(vocab_size) + 10.0)
     tokens = rng.choice(vocab_size, (_GROUPS, _GROUP_TOKENS), p=p / p.sum())
     touched, required, largest = set(), set(np.unique(tokens).tolist()), 0

@@ -1,6 +1,6 @@
-"""A small job of all stages, from text to translations, whose commands other checks break.
+"""A small job of all stages, from text to translations, for checks that break its commands.
 
-A folder holds its inputs, `text`, `data` and `lines.txt`, and all that the commands write.
+A folder has its inputs, `text`, `data` and `lines.txt`, and all outputs.
 """
 
 import contextlib
@@ -21,16 +21,16 @@ from typing import Any
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CONFIG = "configs/quickstart.py:runlocal"
 LANGUAGES = ("en", "ka", "sw")  # of the config
-TIMEOUT = 600  # seconds of a command
+TIMEOUT = 600  # time limit of a command, in seconds
 _CLASSES = ("praise", "complaint")
 _TIMES = ("speed.jsonl", "goodput.jsonl")
-# In results of a translation, in JSON and in Markdown.
+# in JSON and Markdown results of a translation
 _SPEED = re.compile(rb'(sentences|tokens)_per_second"?:? [0-9.e+]+')
 
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """One command of the job.
+    """Command of the job.
 
     Attributes:
       arguments: after `python`; JOB stands for the folder.
@@ -41,12 +41,12 @@ class Stage:
     results: str
 
     def command(self, job: pathlib.Path | str, *more: str) -> list[str]:
-        """Arguments in a folder; of flags given twice the last one counts."""
+        """Return the arguments for a folder; the last of repeated flags counts."""
         return [one.replace("JOB", str(job)) for one in (*self.arguments, *more)]
 
 
 def stages(config: str = CONFIG, overrides: Mapping[str, Any] | None = None) -> dict[str, Stage]:
-    """Return the stages of a pre-training by name, in order; `overrides` are keys of its config."""
+    """Return the stages of pre-training by name, in order; `overrides` are config keys."""
     keys = {
         **({"corpus.root": "JOB/text"} if config == CONFIG else {}),
         "vocab.num_workers": 2,
@@ -93,9 +93,9 @@ def _flags(keys: Mapping[str, Any]) -> list[str]:
 
 
 def write_inputs(job: pathlib.Path, megabytes: float = 0.0, lines: int = 3000) -> None:
-    """Write text, data of a task and of translation, and lines to translate to an empty folder.
+    """Write text, data of a task and of translation, and lines to translate, to an empty folder.
 
-    `megabytes` of text are added to the embedded corpus; with at least 4 several processes run.
+    `megabytes` of text are added to the embedded corpus. From 4 on, several processes run.
     """
     rng = random.Random(0)
     (job / "text").mkdir(parents=True)
@@ -122,7 +122,7 @@ _WORDS = {
 
 
 def _write_task(folder: pathlib.Path, rng: random.Random) -> None:
-    """Aligned files in two languages, and texts with a class that the first word tells."""
+    """Write aligned files in two languages, and texts whose first word is the class."""
     folder.mkdir()
     for split, count in (("train", 48), ("dev", 8), ("test", 8)):
         rows = [rng.choices(range(10), k=rng.randint(2, 5)) for _ in range(count)]
@@ -144,7 +144,7 @@ def _write_task(folder: pathlib.Path, rng: random.Random) -> None:
 
 
 def environment(cache: pathlib.Path, **more: str) -> dict[str, str]:
-    """That of the commands, which share what they compile."""
+    """Return the environment of the commands, which share compiled programs."""
     return {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
@@ -155,13 +155,13 @@ def environment(cache: pathlib.Path, **more: str) -> dict[str, str]:
 
 
 def digests(job: pathlib.Path, name: str, *, reads_states: bool = True) -> dict[str, str]:
-    """SHA-256 of each file of the results at `job / name`, and of the arrays of the last state.
+    """Return the SHA-256 of each result file at `job / name`, and of the last state's arrays.
 
-    Left out are timings, locks and names that begin with a dot, which are temporary.
+    Timings, locks and temporary files (names that begin with a dot) are left out.
     """
     top = job / name
     found: dict[str, str] = {}
-    names = re.escape(os.fsencode(job.parent)) + rb"/\w+"  # the job was copied from one beside it
+    names = re.escape(os.fsencode(job.parent)) + rb"/\w+"  # the job is a copy of one beside it
     for path in sorted([top, *top.rglob("*")]):
         inner = path.relative_to(job)
         below = path.relative_to(top).parts  # the results themselves may have such a name
@@ -176,7 +176,7 @@ def digests(job: pathlib.Path, name: str, *, reads_states: bool = True) -> dict[
 
 
 def _last_state(checkpoints: pathlib.Path) -> dict[str, str]:
-    """Digests of the arrays of the latest checkpoint, with its step in their names."""
+    """Return digests of the arrays of the latest checkpoint; their names have its step."""
     import jax
     import numpy as np
     from orbax.checkpoint import v1 as ocp
@@ -194,18 +194,18 @@ def _last_state(checkpoints: pathlib.Path) -> dict[str, str]:
 
 
 def differences(expected: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
-    """Names whose results are not equal or not on both sides."""
+    """Return the names of results that differ or are on one side only."""
     names: Sequence[str] = sorted({*expected, *found})
     return [name for name in names if expected.get(name) != found.get(name)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A stage in its own copy of the job.
+    """Stage in its own copy of the job.
 
     Attributes:
-      stage: its command and results.
-      job: folder of the job, in which all stages before have ended.
+      stage: command and results.
+      job: folder of the job, after all earlier stages.
       environment: environment of its processes.
     """
 
@@ -219,7 +219,7 @@ class Run:
 
     @contextlib.contextmanager
     def started(self) -> Iterator[subprocess.Popen]:
-        """Start the command; what is left of its processes at the end is killed."""
+        """Start the command; kill its remaining processes at the end."""
         with open(self._log, "wb") as log:
             process = subprocess.Popen(
                 [sys.executable, *self.stage.command(self.job)],
@@ -244,7 +244,7 @@ class Run:
                 raise RuntimeError(f"ended with {status}: {self.last_line()}")
 
     def last_line(self) -> str:
-        """What the command said last, with JOB for the folder."""
+        """Return the last line of the command's output, with JOB for the folder."""
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
         return lines[-1].replace(str(self.job), "JOB")[:300] if lines else ""
 
@@ -252,7 +252,7 @@ class Run:
         return b"Traceback (most recent call last)" in self._log.read_bytes()
 
     def signature(self) -> dict[str, tuple[int, int]]:
-        """Size and time of change of every file of the job."""
+        """Return size and modification time of every file of the job."""
         return {path: (found.st_size, found.st_mtime_ns) for path, found in _files(str(self.job))}
 
     def digests(self) -> dict[str, str]:

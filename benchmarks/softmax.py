@@ -1,20 +1,20 @@
-"""Vocabulary cost: output layers against optax, and a step of one with the table's update.
+"""Vocabulary cost: output layers against optax, and output layer with table update.
 
     python -m benchmarks.softmax --cores=1                   # some minutes on a CPU
     python -m benchmarks.softmax --cores=1 --study=update    # or --study=heads, --study=union
 
 Heads: speed and memory of the exact and the k-NN softmax, loss and gradients of the whole table,
-against a plain softmax with optax. The k-NN heads are given their candidates. Memory is the
-temporary memory of the compiled program.
+against a plain softmax with optax. The k-NN heads get their candidates. Memory is the temporary
+memory of the compiled program.
 
-Union: the candidates of a batch, the union of its targets' lists, against `jnp.unique`.
+Union: the candidates of a batch, which are the union of its targets' lists, against `jnp.unique`.
 
 Update: output layer and AdamW on the table. Full: optax's cross-entropy and `optax.adamw` on
 [V, E]. k-NN: the union, reading the up-to-date rows, the softmax over them, and either `row_adamw`
 on these rows or their gradient scattered into [V, E] for `optax.adamw`. Targets follow Zipf's law,
-neighbour lists are clusters of tokens, as after some training.
+and neighbour lists are clusters of tokens, as after some training.
 
-Losses and unions are checked to agree before they are timed.
+Before timing, the command checks that losses and unions agree.
 """
 
 import functools
@@ -34,17 +34,17 @@ from knn_sampling.candidates import union_of_neighbours
 from knn_sampling.losses import ABSENT, candidate_softmax_loss
 from xlm.training.row_adamw import row_adamw
 
-_STUDY = flags.DEFINE_enum("study", "all", ["all", "heads", "union", "update"], "What to run.")
-_VOCAB_SIZE = flags.DEFINE_integer("vocab_size", 131_072, "V of the heads.")
-_POSITIONS = flags.DEFINE_integer("positions", 1024, "W of the heads.")
-_WIDTH = flags.DEFINE_integer("width", 256, "E of the heads.")
+_STUDY = flags.DEFINE_enum("study", "all", ["all", "heads", "union", "update"], "Study to run.")
+_VOCAB_SIZE = flags.DEFINE_integer("vocab_size", 131_072, "V, heads study.")
+_POSITIONS = flags.DEFINE_integer("positions", 1024, "W, heads study.")
+_WIDTH = flags.DEFINE_integer("width", 256, "E, heads study.")
 _BLOCK_SIZES = flags.DEFINE_list(
-    "block_sizes", ["256", "512", str(DEFAULT_BLOCK_SIZE), "4096", "16384"], "Words of a block."
+    "block_sizes", ["256", "512", str(DEFAULT_BLOCK_SIZE), "4096", "16384"], "Classes per block."
 )
 _SIZES = flags.DEFINE_list(
-    "sizes", ["524288", "128", "512", "50", "16384"], "V, E, W, k and C of the update."
+    "sizes", ["524288", "128", "512", "50", "16384"], "V, E, W, k and C, update study."
 )
-_UNION_VOCAB = flags.DEFINE_integer("union_vocab_size", 500_000, "V of the union.")
+_UNION_VOCAB = flags.DEFINE_integer("union_vocab_size", 500_000, "V, union study.")
 machine.define_flags(cores=0, repetitions=5)
 
 PARTS = (4, 8, 16)  # V/C of the k-NN heads
@@ -96,7 +96,7 @@ def compiled(function: Callable, *arguments) -> tuple[Callable[[], Any], float]:
 
 
 def head_runs() -> tuple[Runs, Runs]:
-    """Build each head with gradients, and the exact heads without."""
+    """Build each head with gradients, and exact heads also without."""
     rng = np.random.default_rng(0)
     vocab_size, positions, width = _VOCAB_SIZE.value, _POSITIONS.value, _WIDTH.value
     hidden = jnp.asarray(rng.standard_normal((positions, width)), jnp.float32)
@@ -118,7 +118,7 @@ def head_runs() -> tuple[Runs, Runs]:
 
 
 def union_runs() -> Runs:
-    """Build the search for a batch's candidates in random lists, by either method."""
+    """Build the search for a batch's candidates in random lists, by both methods."""
     rng, size = np.random.default_rng(1), _UNION_VOCAB.value
     lists = rng.integers(size, size=(size, UNION_K), dtype=np.int32)
     zipf = 1 / np.arange(1.0, size + 1)
@@ -144,7 +144,7 @@ def union_runs() -> Runs:
 
 
 def update_runs() -> tuple[dict[str, Callable[[], object]], int]:
-    """Build a function for one step by each method; and |V'|."""
+    """Build a function for one step of each method; also return |V'|."""
     vocab_size, width, positions, k, capacity = map(int, _SIZES.value)
     rng = np.random.default_rng(0)
     p = 1 / np.arange(1.0, vocab_size + 1)
@@ -152,7 +152,7 @@ def update_runs() -> tuple[dict[str, Callable[[], object]], int]:
     near = np.arange(vocab_size)[:, None] // 64 * 64 + rng.integers(0, 96, (vocab_size, k))
     neighbours = jnp.asarray(np.minimum(near, vocab_size - 1), jnp.int32)
     hidden = jnp.asarray(rng.normal(size=(positions, width)), jnp.float32)
-    # Passed as arguments, since XLA would constant-fold V' during compilation.
+    # As arguments, since XLA would constant-fold V' during compilation.
     batch = (hidden, targets, neighbours)
     weights = jnp.ones(positions)
     new_table = jax.jit(lambda: 0.02 * jax.random.normal(jax.random.key(0), (vocab_size, width)))
@@ -211,7 +211,7 @@ def update_runs() -> tuple[dict[str, Callable[[], object]], int]:
 
 
 def add_rows(report: machine.Report, runs: Runs, what: str) -> None:
-    """Add runs to the table; the baseline is the first."""
+    """Add runs to the table; the first is the baseline."""
     calls = {name: call for name, (call, _) in runs.items()}
     seconds = machine.interleaved_medians(calls, flags.FLAGS.repetitions)
     peer = seconds[next(iter(runs))]

@@ -1,6 +1,6 @@
-"""Results of `benchmarks.train_step`: kept after each measurement, as tables, and beside the goals.
+"""Results of `benchmarks.train_step`: a file, tables, and a comparison with goals.
 
-No jax is imported, so that tables can be made of a file alone.
+The module does not import jax, so a file is enough for tables.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ NONE, FULL, KNN = "none", "full", "k-NN + row AdamW"
 
 
 class Cell(NamedTuple):
-    """Single measurement: an output layer at V table rows and width E."""
+    """Measurement of an output layer at V table rows and width E."""
 
     mode: str
     vocab_size: int
@@ -24,17 +24,16 @@ class Cell(NamedTuple):
 
 @dataclasses.dataclass
 class Row:
-    """Median figures of one output layer at one size.
+    """Medians of an output layer at one size.
 
     Attributes:
       mode, vocab_size, width: see `Cell`.
       step: seconds of a step.
-      refresh: seconds of a refresh of the neighbour index; None where it was not measured, 0 where
-        there is none.
-      refresh_every: steps over which a refresh is shared out.
+      refresh: seconds of a refresh of the neighbour index; None if not measured, 0 if it has none.
+      refresh_every: steps from one refresh to the next.
       candidates: classes of the softmax.
-      overflow: classes left out of it.
-      flops: of matrix products that the model needs in a step, forward and backward.
+      overflow: classes beyond its capacity.
+      flops: FLOPs of the model's matrix products in a step, forward and backward.
     """
 
     mode: str
@@ -53,17 +52,17 @@ class Row:
 
     @property
     def total(self) -> float:
-        """Seconds per step, including its share of a refresh as far as that is known."""
+        """Seconds per step, including its share of a refresh if measured."""
         return self.step + (self.refresh or 0.0) / self.refresh_every
 
 
 class Results:
-    """Rows measured so far, and cells that could not be; a file of them is renewed at each."""
+    """Rows measured so far and failed cells; each change rewrites their file."""
 
     def __init__(self, path: str | None, made_by: dict[str, Any]):
-        """Start, or continue the JSON file of an earlier call.
+        """Start a JSON file, or continue that of an earlier call.
 
-        Raise ValueError if the file was made by another machine or with other settings.
+        Raise ValueError if the file is of another machine or other settings.
         """
         self._path = None if path is None else pathlib.Path(path)
         self._made_by = json.loads(json.dumps(made_by))
@@ -79,17 +78,17 @@ class Results:
             self.rows = [Row(**row) for row in found["rows"]]
 
     def has(self, cell: Cell) -> bool:
-        """Whether a cell was measured, its refresh included."""
+        """Return whether a cell was measured, with its refresh."""
         return any(row.cell == cell and row.refresh is not None for row in self.rows)
 
     def add(self, row: Row) -> None:
-        """Keep a row, in place of an earlier one of its cell."""
+        """Keep a row; it replaces an earlier row of its cell."""
         self.rows = [one for one in self.rows if one.cell != row.cell] + [row]
         self.failed.pop(row.cell, None)
         self._write()
 
     def fail(self, cell: Cell, reason: str) -> None:
-        """Keep the reason why a cell could not be measured."""
+        """Keep the reason for a failed measurement."""
         self.failed[cell] = reason
         self._write()
 
@@ -106,9 +105,9 @@ class Results:
 
 
 def saved(found: Results, mode: str, vocab_size: int, width: int) -> float | None:
-    """R, the share of the vocabulary's cost that an output layer saves.
+    """Return R, the share of the vocabulary's cost that an output layer saves.
 
-    None where a term was not measured, or the vocabulary's cost is below the noise.
+    None if a term was not measured, or the vocabulary's cost is below the noise.
     """
     row, full = found.row(mode, vocab_size, width), found.row(FULL, vocab_size, width)
     none = _tiny(found, width)
@@ -124,7 +123,7 @@ def _tiny(found: Results, width: int) -> Row | None:
 def line(found: Results, row: Row, tokens: int, peak_tflops: float) -> str:
     """Format a row of the results for the table of its size.
 
-    `tokens` are those of a step, `peak_tflops` of the device; 0 leaves out the utilisation.
+    `tokens` is per step. `peak_tflops` is that of the device; 0 leaves out the utilisation.
     """
     full = found.row(FULL, row.vocab_size, row.width)
     share = saved(found, row.mode, row.vocab_size, row.width)
@@ -139,7 +138,7 @@ def line(found: Results, row: Row, tokens: int, peak_tflops: float) -> str:
 
 
 def tables(found: Results, tokens: int, peak_tflops: float) -> str:
-    """Format all results as Markdown: a table for each size, growth, and what is missing."""
+    """Format all results as Markdown: a table per size, growth, and failed measurements."""
     lines: list[str] = []
     for vocab_size, width in dict.fromkeys(
         (row.vocab_size, row.width) for row in found.rows if row.mode != NONE
@@ -163,7 +162,7 @@ def tables(found: Results, tokens: int, peak_tflops: float) -> str:
 
 
 def _growth(found: Results) -> list[str]:
-    """Rows of the table of each mode's cost at the largest vocabulary over that at the smallest."""
+    """Return table rows of each mode's cost at the largest vocabulary over that at the smallest."""
     lines = []
     for mode, width in dict.fromkeys((row.mode, row.width) for row in found.rows):
         same = sorted(
@@ -178,10 +177,10 @@ def _growth(found: Results) -> list[str]:
 
 
 def goals(found: Results, sizes: Sequence[int], width: int, peak_tflops: float) -> str:
-    """Format goals beside measurements, as Markdown.
+    """Format goals and measurements as Markdown.
 
-    `sizes` are V, ascending, for the goals of 250K, 500K and 1M, and `width` is E. `peak_tflops`
-    of the device is 0 if unknown.
+    `sizes` are V, ascending, for the goals of 250K, 500K and 1M. `width` is E. `peak_tflops` of the
+    device is 0 if unknown.
     """
     small, middle, large = sizes[0], sizes[len(sizes) // 2], sizes[-1]
     knn = {size: found.row(KNN, size, width) for size in sizes}

@@ -1,22 +1,22 @@
-"""Cost of a training step with every output layer, and reduction of the vocabulary's cost.
+"""Cost of a training step with each output layer, and the saved share of the vocabulary's cost.
 
     python -m benchmarks.train_step                        # a CPU, small sizes, minutes
     python -m benchmarks.train_step --preset=base --out=train_step.json    # XLM-R Base, for a GPU
 
-The whole step is timed: masking, encoder, output layer, optimizer. Batches are synthetic: targets
-by Zipf's law, and an embedding table with clusters, since trained embeddings have them and |V'| is
-half as large as with random ones. T_none is the step with a tiny vocabulary. With T_full, and T_knn
-including the refresh of the index amortised over its n steps,
+The benchmark times the whole step: masking, encoder, output layer and optimizer. Batches are
+synthetic, with targets by Zipf's law. The embedding table has clusters, as trained embeddings do:
+then |V'| is half as large as with random ones. T_none is the step with a tiny vocabulary. T_knn
+includes the refresh of the index, amortised over its n steps. Then
 
     R = (T_full - T_knn) / (T_full - T_none)
 
-is the share of the vocabulary's cost that is saved; the paper's is 0.70 by its speeds at
-250K and 500K pieces (Table 1, docs/performance.md).
+is the saved share of the vocabulary's cost. The paper's R is 0.70, by its speeds at 250K and 500K
+pieces (Table 1, docs/performance.md).
 
-For a GPU that is lent for minutes: the base preset measures one output layer after another, those
-that the goals are about first, and the file of --out is whole after each. What runs out of memory
-is noted and left out, the command ends within --minutes, and given again it goes on with its file.
-TensorFlow is not needed.
+On a GPU borrowed for minutes: the base preset measures one output layer after another, first those
+of the goals, and the file of --out is complete after each. Measurements that run out of memory are
+recorded and skipped. The command ends within --minutes. Rerun it to continue the file. TensorFlow
+is not needed.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ from xlm.training.sharding import make_mesh
 from xlm.training.step import TrainFunctions, make_train_functions
 
 BOS, PAD, EOS, UNK, MASK = range(5)
-TINY = 1024  # pieces of a vocabulary of negligible cost
+TINY = 1024  # vocabulary size of negligible cost
 MODES = {
     FULL: ("full", "dense"),
     KNN: ("knn", "rows"),
@@ -59,7 +59,7 @@ MODES = {
     "NCE + row AdamW": ("nce", "rows"),
     "NEG + row AdamW": ("neg", "rows"),
 }
-# Dense bfloat16, 10^12 FLOPs a second, by what a device is called (vendors' data sheets).
+# Dense bfloat16, 10^12 FLOPs per second, by device name (vendors' data sheets).
 PEAK_TFLOPS = {
     "H200": 989.0, "H100": 989.0, "A100": 312.0, "L4": 121.0, "V100": 125.0, "T4": 65.0,
     "TPU v4": 275.0, "TPU v5 lite": 197.0, "TPU v5": 459.0, "TPU v6 lite": 918.0,
@@ -71,14 +71,14 @@ class Preset:
     """Preset of model and batch sizes.
 
     Attributes:
-      vocab_sizes: V of the table's rows.
-      embedding_sizes: E.
+      vocab_sizes: values of V.
+      embedding_sizes: values of E.
       capacity: C of k-NN target sampling.
-      is_interleaved: whether the output layers of a size are timed in turns, so that noise of the
-        machine affects all alike; they are in memory together then.
-      searches: whether neighbours are searched before a step is timed; otherwise they are taken
-        from the token's cluster, and a refresh is timed after the step.
-      minutes: after which the command ends; 0 for when all is done.
+      is_interleaved: whether output layers of a size are timed in turns, so noise affects all
+        alike. Then all of them are in memory.
+      searches: whether neighbours are searched before a step is timed. Otherwise they are from the
+        token's cluster, and a refresh is timed after the step.
+      minutes: time limit of the command; 0 for none.
     """
 
     hidden_size: int
@@ -119,21 +119,23 @@ PRESETS = {
 _PRESET = flags.DEFINE_enum("preset", "small", sorted(PRESETS), "Sizes.")
 _VOCAB = flags.DEFINE_list("vocab_sizes", None, "V, instead of the preset's.")
 _WIDTHS = flags.DEFINE_list("embedding_sizes", None, "E, instead of the preset's.")
-_REFRESH = flags.DEFINE_integer("refresh_every", 1000, "n, over which a refresh is shared out.")
-_MODES = flags.DEFINE_list("modes", None, "Rows of the table; all by default.")
-_LAYERS = flags.DEFINE_integer("num_layers", None, "Of the encoder, instead of the preset's.")
-_MINUTES = flags.DEFINE_float("minutes", None, "To end within, instead of the preset's; 0: none.")
-_PEAK = flags.DEFINE_float("peak_tflops", None, "Of the device; by default by its name.")
+_REFRESH = flags.DEFINE_integer("refresh_every", 1000, "n, steps from one refresh to the next.")
+_MODES = flags.DEFINE_list("modes", None, "Output layers; all by default.")
+_LAYERS = flags.DEFINE_integer(
+    "num_layers", None, "Layers of the encoder, instead of the preset's."
+)
+_MINUTES = flags.DEFINE_float("minutes", None, "Time limit, instead of the preset's; 0 for none.")
+_PEAK = flags.DEFINE_float("peak_tflops", None, "Peak of the device; by default by its name.")
 _ATTENTION = flags.DEFINE_enum(
-    "attention", "xla", ["xla", "blockwise", "flash"], "Attention of the encoder."
+    "attention", "xla", ["xla", "blockwise", "flash"], "Attention kernel of the encoder."
 )
 _OUT = flags.DEFINE_string(
-    "out", None, "A JSON file for the figures; that of an earlier call is gone on with."
+    "out", None, "JSON file for the results; an earlier call's is continued."
 )
 
 
 def statistics_of(vocab_size: int) -> TokenStatistics:
-    """Token statistics by Zipf's law, in an order independent of the table's."""
+    """Return token statistics by Zipf's law, in an order independent of the table."""
     probabilities = np.zeros(vocab_size)
     ranks = np.random.default_rng(0).permutation(vocab_size - MASK - 1)
     probabilities[MASK + 1 :] = 1 / (ranks + 10.0)
@@ -179,7 +181,7 @@ class Case:
     def __init__(
         self, preset: Preset, mode: str, vocab_size: int, width: int, *, searches: bool = True
     ):
-        """Compile the step; without `searches`, neighbours are taken from the token's cluster."""
+        """Compile the step; without `searches`, neighbours are from the token's cluster."""
         kind, update = MODES[mode]
         self.objective = objective_of(preset, kind, vocab_size, width)
         self.functions = functions_of(self.objective, update)
@@ -199,7 +201,7 @@ class Case:
         """Measure the seconds of a refresh of the neighbour index."""
         start = time.perf_counter()
         self.state, _ = self.functions.refresh(self.objective.due(0), self.state)
-        jax.block_until_ready(self.state.extra)
+        jax.block_until_ready(self.state.aux_state)
         return time.perf_counter() - start
 
     def run(self) -> None:
@@ -214,15 +216,14 @@ class Case:
     def _cluster(self, width: int) -> np.ndarray:
         """Move each embedding towards the centre of its cluster, as training would.
 
-        Returns:
-          [V] cluster of each token.
+        Returns the cluster [V] of each token.
         """
         number = max(self.vocab_size // self.preset.clusters_of, 1)
         clusters = np.random.default_rng(1).integers(0, number, self.vocab_size)
         table = self.state.params["embeddings"]["table"]
 
         @functools.partial(jax.jit, out_shardings=table.sharding)
-        def values(clusters: jax.Array) -> jax.Array:  # on the device: the host takes seconds
+        def values(clusters: jax.Array) -> jax.Array:  # on the device, since the host takes seconds
             centres = jax.random.normal(jax.random.key(1), (number, width))
             return 0.02 * (
                 centres[clusters] + 0.5 * jax.random.normal(jax.random.key(2), table.shape)
@@ -232,7 +233,7 @@ class Case:
         return clusters
 
     def _neighbours_of(self, clusters: np.ndarray) -> None:
-        """Set as each token's neighbours the k tokens from itself on in its cluster."""
+        """Set each token's neighbours: the k tokens from itself on in its cluster."""
         order = np.argsort(clusters, kind="stable")
         sizes = np.bincount(clusters)
         start = (np.cumsum(sizes) - sizes)[clusters]
@@ -240,9 +241,9 @@ class Case:
         place[order] = np.arange(len(order))
         turns = (place - start)[:, None] + np.arange(self.preset.k)
         neighbours = order[start[:, None] + turns % sizes[clusters][:, None]].astype(np.int32)
-        neighbours = jax.device_put(neighbours, self.state.extra[NEIGHBOURS].sharding)
-        extra = {**self.state.extra, NEIGHBOURS: neighbours}
-        self.state = dataclasses.replace(self.state, extra=extra)
+        neighbours = jax.device_put(neighbours, self.state.aux_state[NEIGHBOURS].sharding)
+        aux_state = {**self.state.aux_state, NEIGHBOURS: neighbours}
+        self.state = dataclasses.replace(self.state, aux_state=aux_state)
 
     def _batch(self, seed: int) -> Batch:
         rng = np.random.default_rng(seed)
@@ -264,7 +265,7 @@ def functions_of(objective: Objective, update: str) -> TrainFunctions:
 
 
 def model_flops(preset: Preset, width: int, num_classes: float) -> float:
-    """Model FLOPs of a step with a softmax over so many classes, forward and backward."""
+    """Return model FLOPs of a step with a softmax over `num_classes`, forward and backward."""
     d, length = preset.hidden_size, preset.length
     tokens = preset.batch_size * length
     layer = 2 * (4 * d * d + 2 * d * preset.mlp_size) + 4 * length * d
@@ -275,17 +276,17 @@ def model_flops(preset: Preset, width: int, num_classes: float) -> float:
 
 
 def peak_of(device_kind: str) -> float:
-    """10^12 FLOPs a second of a device; 0 if it is not known."""
+    """Return 10^12 FLOPs per second of a device; 0 if unknown."""
     return next((peak for name, peak in PEAK_TFLOPS.items() if name in device_kind), 0.0)
 
 
 def plan(
     modes: Sequence[str], sizes: Sequence[int], widths: Sequence[int], *, is_interleaved: bool
 ) -> list[list[Cell]]:
-    """Groups of cells that are measured together, the most informative first.
+    """Return groups of cells to measure together, the most informative first.
 
-    Of each width the tiny vocabulary, full and k-NN softmax at the middle size tell R and the
-    speed-up; then these two at the other sizes how R and the cost of a step grow; then the rest.
+    First come the tiny vocabulary and the full and k-NN softmax at the middle size of each width,
+    for R and the speed-up. Then these two at other sizes, for growth. Then the rest.
     """
     middle = sorted(sizes)[len(sizes) // 2]
     ordered = [middle, *sorted((size for size in sizes if size != middle), reverse=True)]
@@ -297,7 +298,7 @@ def plan(
             continue
         first, rest = ([m for m in modes if (m in (FULL, KNN)) == is_first] for is_first in (1, 0))
         cells = [none, *(Cell(mode, size, width) for size in ordered for mode in first)]
-        # k-NN at the smallest size before the full softmax at the largest, which takes most memory.
+        # k-NN at the smallest size comes before the full softmax at the largest, with most memory.
         cells.sort(key=lambda cell: cell.mode == FULL and cell.vocab_size != middle)
         cells += [Cell(mode, size, width) for size in ordered for mode in rest]
         found += [[cell] for cell in cells]
@@ -305,7 +306,7 @@ def plan(
 
 
 def measure(preset: Preset, group: Sequence[Cell], results: Results) -> None:
-    """Measure cells, interleaved, and keep their rows; those of an error by themselves after it."""
+    """Measure cells, interleaved, and keep their rows; after an error, measure them one by one."""
     cases: dict[Cell, Case] = {}
     try:
         for cell in group:
@@ -323,7 +324,7 @@ def measure(preset: Preset, group: Sequence[Cell], results: Results) -> None:
                 least = min(case.refresh() for _ in range(2))
                 results.add(dataclasses.replace(rows[cell], refresh=least))
         return
-    # Of the device: memory, or a kernel that cannot be compiled.
+    # device errors: memory, or a kernel that does not compile
     except (jax.errors.JaxRuntimeError, MemoryError) as error:
         if len(group) == 1:
             results.fail(group[0], str(error).strip().splitlines()[0][:300])
@@ -348,11 +349,13 @@ def row_of(preset: Preset, cell: Cell, case: Case, seconds: float) -> Row:
 
 
 def _end_in_time(minutes: float, report: Callable[[], None]) -> threading.Timer:
-    """Start a timer that reports and ends the process, also within a compilation."""
+    """Start a timer that reports and ends the process, even during a compilation."""
 
     def end() -> None:
         report()
-        print(f"ended after {minutes:g} minutes (--minutes); --out goes on", flush=True)
+        print(
+            f"ended after {minutes:g} minutes (--minutes); rerun with --out to continue", flush=True
+        )
         os._exit(0)
 
     timer = threading.Timer(60 * minutes, end)

@@ -1,20 +1,19 @@
-"""Nested unigram training against SentencePiece trained per size: agreement, cost and memory.
+"""Nested unigram training against SentencePiece per size: agreement, cost and memory.
 
     python -m benchmarks.vocabularies --config=configs/real_text.py:DATA \\
         --corpora=cs,he,zh,latin=en+de+es+fr
 
 Each corpus is a language, or several joined. Both trainers use the same sentences and one thread.
 
-- Agreement, at a sample of the feasible sizes: difference of the ALP, and Jaccard index of the
-  pieces.
-- Cost, in CPU time: all sizes with their ALP by the nested trainer, including the counting of the
-  text, against one SentencePiece training at 8,000 pieces, as medians of interleaved runs. Against
-  SentencePiece for every size, training and encoding: the sampled sizes are timed, those between
-  them interpolated.
-- Memory, with --study=memory, of counting the runs and training all sizes on a quarter, a half and
-  all of the sentences, each in a process of its own; "before" is with the sentences alone.
+- Agreement, at a sample of the feasible sizes: difference of ALP, and Jaccard index of the pieces.
+- Cost, in CPU time. The nested trainer counts the text and trains all sizes, with their ALP. It is
+  compared with one SentencePiece training at 8,000 pieces, by medians of interleaved runs. It is
+  also compared with SentencePiece for every size, training and encoding. Sampled sizes are timed,
+  others interpolated.
+- Memory (--study=memory), of counting pretokens and training all sizes. Each share of the
+  sentences, a quarter, a half and all, has its own process. "before" is with only the sentences.
 
-numba compiles before anything is timed.
+numba compiles before the timing.
 """
 
 import concurrent.futures
@@ -37,12 +36,12 @@ from vocap.settings import TrainerSettings
 from xlm.common import entry_point
 from xlm.experiment import data as builders
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "Says where the text is.")
+_CONFIG = config_flags.DEFINE_config_file("config", None, "Config with the text.")
 _CORPORA = flags.DEFINE_list("corpora", None, "Languages, or name=language+language.")
-_STUDY = flags.DEFINE_enum("study", "cost", ["cost", "memory"], "What to measure.")
-_STEP = flags.DEFINE_integer("step", 1000, "Sizes are multiples of this,")
-_LARGEST = flags.DEFINE_integer("largest", 50_000, "up to this.")
-_SAMPLES = flags.DEFINE_integer("samples", 5, "Sizes at which SentencePiece is trained.")
+_STUDY = flags.DEFINE_enum("study", "cost", ["cost", "memory"], "Study to run.")
+_STEP = flags.DEFINE_integer("step", 1000, "Step between sizes.")
+_LARGEST = flags.DEFINE_integer("largest", 50_000, "Largest size.")
+_SAMPLES = flags.DEFINE_integer("samples", 5, "Number of sizes for SentencePiece.")
 machine.define_flags(cores=0, repetitions=3)
 _REFERENCE_SIZE = 8000
 
@@ -73,7 +72,7 @@ def cpu_seconds(function, *arguments):
 
 
 def nested(sentences: Sequence[str], settings: TrainerSettings) -> unigram.Vocabularies:
-    """Train all sizes with their ALP on sentences."""
+    """Train all sizes on sentences, with their ALP."""
     found = unigram.train_vocabularies(count_pretokens(sentences), settings)
     assert found is not None
     return found
@@ -82,7 +81,7 @@ def nested(sentences: Sequence[str], settings: TrainerSettings) -> unigram.Vocab
 def reference(
     sentences: Sequence[str], table, size: int, settings: TrainerSettings
 ) -> tuple[frozenset[str], float, float]:
-    """Train SentencePiece at one size: its pieces, ALP, and CPU seconds with the encoding."""
+    """Train SentencePiece at one size; return pieces, ALP, and CPU seconds with encoding."""
     settings = dataclasses.replace(settings, trainer="sentencepiece", sizes=(size,))
     model, training = cpu_seconds(unigram.sentencepiece_model, sentences, size, settings)
     processor = spm.SentencePieceProcessor(model_proto=model)
@@ -92,10 +91,10 @@ def reference(
 
 
 def cost_row(name: str, sentences: Sequence[str], settings: TrainerSettings) -> list:
-    """Measure one corpus; return the row of the table."""
+    """Measure one corpus; return its table row."""
     found = nested(sentences, settings)
     sizes = found.curve.sizes
-    at_8k = min(sizes, key=lambda size: abs(size - _REFERENCE_SIZE))  # the nearest feasible
+    at_8k = min(sizes, key=lambda size: abs(size - _REFERENCE_SIZE))  # nearest feasible size
     ours, one_size = [], []
     for _ in range(flags.FLAGS.repetitions):
         ours.append(cpu_seconds(nested, sentences, settings)[1])
@@ -119,7 +118,7 @@ def cost_row(name: str, sentences: Sequence[str], settings: TrainerSettings) -> 
 
 
 def memory_of(sentences: Sequence[str], settings: TrainerSettings) -> tuple[float, float, float]:
-    """Million characters in the table, and MB before and at the peak; in a process of its own."""
+    """Return million characters in the table, and MB before and at the peak; in its own process."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     table = count_pretokens(sentences)
     unigram.train_vocabularies(table, settings)

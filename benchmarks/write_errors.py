@@ -1,21 +1,21 @@
-"""Let writes of the commands of a small job fail, or the power, and compare what comes of it.
+"""Fail the writes or the power under the commands of a small job, and compare the results.
 
     python -m benchmarks.write_errors --errors=20 --cuts=20
 
-Every stage, from a vocabulary to translations, is run once on a sound disk, and its changes are
-recorded. Then it is run on one that fails, by a library that the loader puts before libc
-(faulty_disk.c, which a C compiler makes; Linux only):
+Every stage, from a vocabulary to translations, runs once on a sound disk, and its changes are
+recorded. Then it runs on a failing disk, simulated by a library loaded before libc (faulty_disk.c).
+That needs Linux and a C compiler. Failures:
 
-- full: there is no room from the Nth change on. The command must end with a plain error and
-  status 2, what it has published must be whole, and the same command must then end well.
-- io: the Nth change fails with EIO, as a disk that breaks. The same is asked.
-- short: the Nth write takes half of its bytes. Nothing may come of it.
-- cut: what a disk may hold after a power cut at the Nth change is written down (power_cut.py), and
-  the command must end well on it.
+- full: the disk is full from the Nth change on. The command must end with a plain error and status
+  2, its published files must be complete, and a rerun must succeed.
+- io: the Nth change fails with EIO, like a broken disk. The same must hold.
+- short: the Nth write takes half of its bytes. This must have no effect.
+- cut: the power fails at the Nth change. power_cut.py writes a possible disk, and the command must
+  succeed on it.
 
-In the end all files and the arrays of the last checkpoint must be equal to the bit; otherwise the
-exit status is 1. N is spread over all changes of a stage, with cuts half of the time just after a
-name was given. The table also counts those names, and of how many data and name were synced.
+In the end all files and the arrays of the last checkpoint must be equal to the bit. Otherwise the
+exit status is 1. N is spread over all changes of a stage. Half of the cuts come just after a
+rename. The table also counts renames, and those with synced data and name.
 
 Hardware: 2 CPU cores; 20 errors and 20 cuts take 8 minutes.
 """
@@ -37,8 +37,8 @@ from benchmarks import power_cut, small_job
 
 _ERRORS = flags.DEFINE_integer("errors", 20, "Failing writes, over all stages.", lower_bound=0)
 _CUTS = flags.DEFINE_integer("cuts", 20, "Power cuts, over all stages.", lower_bound=0)
-_STAGES = flags.DEFINE_list("stages", None, "Which to try; all by default.")
-_SEED = flags.DEFINE_integer("seed", 0, "Of the moments.")
+_STAGES = flags.DEFINE_list("stages", None, "Stages to try; all by default.")
+_SEED = flags.DEFINE_integer("seed", 0, "Random seed of the moments.")
 
 _SOURCE = pathlib.Path(__file__).with_name("faulty_disk.c")
 _KINDS = ("full", "io", "short")
@@ -53,22 +53,22 @@ _OVERRIDES = {
     "train.checkpoint_every": 4,
     "train.evaluate_every": 6,
     "optimizer.embedding_update": "rows",
-    "vocab.num_workers": 1,  # changes come in an order
+    "vocab.num_workers": 1,  # the order of changes is fixed
     "store.num_workers": 1,
 }
-_GROWING = ("metrics.jsonl", "speed.jsonl", "goodput.jsonl")  # not whole before the end
+_GROWING = ("metrics.jsonl", "speed.jsonl", "goodput.jsonl")  # incomplete until the end
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """A stage, whose job is made for each failure.
+    """Stage with a new job for each failure.
 
     Attributes:
-      name: of the stage.
-      run: the stage, in a folder that does not exist.
+      name: name of the stage.
+      run: the stage, in a folder that does not exist yet.
       before: the job before the stage.
       expected: digests of its results.
-      library: compiled from faulty_disk.c.
+      library: compiled faulty_disk.c.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Trial:
     library: pathlib.Path
 
     def faulty(self, folder: pathlib.Path, **more: str) -> dict[str, str]:
-        """Environment of a failing disk; counts go to a file beside the folder."""
+        """Return the environment of a failing disk; counts go to a file beside the folder."""
         counts = folder.with_suffix(".counts")
         counts.write_bytes(bytes(16))
         return {
@@ -90,14 +90,14 @@ class Trial:
         }
 
     def record(self, job: pathlib.Path) -> tuple[power_cut.Recording, collections.Counter[str]]:
-        """Run the stage for a job on a sound disk; return its changes, and how many of each kind.
+        """Run the stage on a sound disk; return its changes, and their number by kind.
 
-        The paths that it records are those of the failing runs: it is run where they are.
+        It runs in the folder of the failing runs, so the recorded paths are theirs.
         """
         log = job.with_suffix(".changes")
         log.unlink(missing_ok=True)
         own = self.run.job
-        shutil.rmtree(own, ignore_errors=True)  # of the stage before
+        shutil.rmtree(own, ignore_errors=True)  # of the earlier stage
         shutil.copytree(self.before, own)
         environment = self.faulty(own, FAULTY_LOG=str(log))
         dataclasses.replace(self.run, environment=environment).finish()
@@ -107,7 +107,7 @@ class Trial:
         return recording, collections.Counter(fields[0] for fields, _ in power_cut.records(log))
 
     def fail(self, kind: str, number: int) -> str:
-        """Let a change fail, and resume; return what was wrong, "" for nothing."""
+        """Let a change fail, and resume; return the fault, or ""."""
         shutil.copytree(self.before, self.run.job)
         environment = self.faulty(self.run.job, FAULTY_KIND=kind, FAULTY_AT=str(number))
         failing = dataclasses.replace(self.run, environment=environment)
@@ -117,7 +117,7 @@ class Trial:
             except subprocess.TimeoutExpired:
                 return "it hangs"
         _, failures = struct.unpack("qq", self.run.job.with_suffix(".counts").read_bytes())
-        # With status 0 it was a file to remove, which the next command removes; all is there.
+        # With status 0 a removal failed. The next command repeats it, and all results exist.
         if failures and kind != "short" and status:
             if status != 2:
                 return f"status {status}: {failing.last_line()}"
@@ -137,7 +137,7 @@ class Trial:
         return {name: one for name, one in found.items() if not name.endswith(_GROWING)}
 
     def resume(self) -> str:
-        """Take the stage to its end; return what was wrong."""
+        """Run the stage to its end; return the fault."""
         try:
             self.run.finish()
         except RuntimeError as error:
@@ -149,7 +149,7 @@ class Trial:
 def try_stage(
     trial: Trial, job: pathlib.Path, kinds: list[str], cuts: int, rng: random.Random
 ) -> list[str]:
-    """Run a stage in a job, and again with failures; print rows of the table; return the faults."""
+    """Run a stage, and again with failures; print table rows; return the faults."""
     recording, changes = trial.record(job)
     trial = dataclasses.replace(trial, expected=small_job.digests(job, trial.run.stage.results))
     names = recording.published()
@@ -186,7 +186,7 @@ def _tried(trial: Trial, what: str, attempt) -> list[str]:
 
 
 def _shares(total: int, names: list[str]) -> dict[str, int]:
-    """Numbers of trials of each stage."""
+    """Return the numbers of trials of each stage."""
     return {name: (total + place) // len(names) for place, name in enumerate(names)}
 
 

@@ -10,8 +10,8 @@ rows of parallel text:
 5. count: add up the token counts of a language's parts; measure the overlap of held-out rows.
 6. pairs: tokenise the pairs to train on that do not repeat held-out text.
 
-A task writes its results to the folder `work` of the dataset, then a note of its provenance. A run
-skips tasks with an up-to-date note. `finish` moves the files to the dataset's folder and writes
+A task writes its results to the folder `work` of the dataset, then a manifest of its inputs. A run
+skips tasks with an up-to-date manifest. `finish` moves the files to the dataset's folder and writes
 `meta.json`. No result depends on workers, order or interruptions.
 """
 
@@ -100,16 +100,16 @@ def _run(job: Job, found: plans.Found, executor: Executor) -> None:
     languages = plans.language_tasks(parts)
     execute_all(select, "select", languages, "select")
     for one in languages:
-        note = job.read_note("select", one.id)
-        split = selection.Split(*note.split)
-        corpus.log_split(job.spec, one.id, note.duplicates["blocks"], note.blocks, split)
-        corpus.check_split(job.spec, one.id, note.train, note.heldout)
+        chosen = job.read_manifest("select", one.id)
+        split = selection.Split(*chosen.split)
+        corpus.log_split(job.spec, one.id, chosen.duplicates["blocks"], chosen.blocks, split)
+        corpus.check_split(job.spec, one.id, chosen.train, chosen.heldout)
     execute_all(write, "rows", parts, "tokenise")
     execute_all(count, "count", languages, "count")
     _join(job, HELDOUT_TEXT, [f"heldout-{part.id}.npy" for part in parts])
     execute_all(write_pairs, "pairs", found.trained, "pairs")
     for task in found.trained:
-        tally = job.read_note("pairs", task.id).tally
+        tally = job.read_manifest("pairs", task.id).tally
         log_tally(task.name, *tally, reason="pairs that repeat held-out text")
 
 
@@ -176,7 +176,7 @@ def hold_out(job: Job, task: SourceTask) -> None:
     exclusion = Exclusion(sources.find_excluded(job.spec))
     held = corpus.held_rows(task.source(job.spec), job.spec, exclusion)
     array_files.save(job.work / f"held-{task.id}.npy", held)
-    job.write_note("held", task)
+    job.write_manifest("held", task)
 
 
 def prepare_source(job: Job, task: SourceTask) -> None:
@@ -207,7 +207,7 @@ def prepare_source(job: Job, task: SourceTask) -> None:
     plans.check_unchanged(task.files)
     tally, taken = exclusion.tally(), source.taken()
     described = job.describe(*files)
-    job.write_note("source", task, digest=digest, tally=tally, files=described, taken=taken)
+    job.write_manifest("source", task, digest=digest, tally=tally, files=described, taken=taken)
 
 
 def write_pairs(job: Job, task: SourceTask) -> None:
@@ -229,7 +229,7 @@ def write_pairs(job: Job, task: SourceTask) -> None:
     pairs = pair_rows.write_rows(job.work, task.languages, job.settings.length, *place)
     files += [path.name for path in pair_paths(job.work, *place)]
     described = job.describe(*files)
-    job.write_note("pairs", task, files=described, tally=held.tally(), pairs=pairs)
+    job.write_manifest("pairs", task, files=described, tally=held.tally(), pairs=pairs)
 
 
 @contextlib.contextmanager
@@ -256,7 +256,7 @@ def scan(job: Job, part: Part) -> None:
 
     records = selection.records(blocks())
     array_files.save(job.work / f"scan-{part.id}.npy", records)
-    job.write_note("scan", part, digests=found, tally=exclusion.tally())
+    job.write_manifest("scan", part, digests=found, tally=exclusion.tally())
 
 
 def select(job: Job, task: LanguageTask) -> None:
@@ -266,16 +266,12 @@ def select(job: Job, task: LanguageTask) -> None:
     for part, sides in zip(task.parts, chosen.sides, strict=True):
         array_files.save(job.work / f"sides-{part.id}.npy", sides)
     counts = np.sum([np.bincount(one, minlength=3) for one in chosen.sides], axis=0).tolist()
-    job.write_note(
-        "select",
-        task,
+    job.write_manifest(
+        "select", task, blocks=sum(counts), split=chosen.split,
+        train=counts[selection.TRAIN], heldout=counts[selection.HELDOUT],
         sides=[hashlib.sha256(one.tobytes()).hexdigest() for one in chosen.sides],
-        blocks=sum(counts),
-        train=counts[selection.TRAIN],
-        heldout=counts[selection.HELDOUT],
         duplicates={"blocks": chosen.duplicates, "bytes": chosen.duplicate_bytes},
-        split=chosen.split,
-    )
+    )  # fmt: skip
 
 
 def write(job: Job, part: Part) -> None:
@@ -300,7 +296,7 @@ def write(job: Job, part: Part) -> None:
                         heldout.append(corpus.heldout_hashes(job.spec, block.sentences))
                     number += 1
             plans.check_unchanged([piece.state])
-        scanned = job.read_note("scan", part.id).tally
+        scanned = job.read_manifest("scan", part.id).tally
         if (written := exclusion.tally()) != scanned or number != len(sides):
             raise ValueError(
                 f"{part.id}: the scan read {scanned[1]} sentences in {len(sides)} blocks, the "
@@ -313,7 +309,7 @@ def write(job: Job, part: Part) -> None:
     array_files.save(job.work / f"heldout-{part.id}.npy", joined(heldout))
     by_split = dict(zip(SPLITS, statistics, strict=True))
     files = job.describe(*map(part.row_file, SPLITS))
-    job.write_note("rows", part, statistics=by_split, files=files)
+    job.write_manifest("rows", part, statistics=by_split, files=files)
 
 
 def count(job: Job, task: LanguageTask) -> None:
@@ -324,13 +320,13 @@ def count(job: Job, task: LanguageTask) -> None:
         total[used] += counts
     name = f"{task.id}.counts.npy"
     array_files.save(job.work / name, total)
-    heldout = [job.read_note("rows", part.id).statistics["heldout"] for part in task.parts]
+    heldout = [job.read_manifest("rows", part.id).statistics["heldout"] for part in task.parts]
     tokens, characters = (sum(one[key] for one in heldout) for key in ("tokens", "characters"))
     train, held = ([job.work / one.row_file(split) for one in task.parts] for split in SPLITS)
     special = special_ids(job.processor)
     left_out = (*special.special_ids(), special.unk)
     found = overlap.measure(held, train, left_out, tokens / max(characters, 1))
-    job.write_note("count", task, files=job.describe(name), overlap=found)
+    job.write_manifest("count", task, files=job.describe(name), overlap=found)
     if found["share"] > overlap.LEAKED:
         logging.warning(
             "%s: training rows have %.0f%% of the held-out runs of %d tokens, such as %r: the loss "
@@ -341,21 +337,21 @@ def count(job: Job, task: LanguageTask) -> None:
 
 def _log_tallies(job: Job, tasks: Sequence[SourceTask], parts: Sequence[Part]) -> None:
     for task in tasks:
-        note = job.read_note("source", task.id)
-        log_tally(task.name, *note.tally)
-        for language, rules in note.taken.items():
+        source = job.read_manifest("source", task.id)
+        log_tally(task.name, *source.tally)
+        for language, rules in source.taken.items():
             counts = ", ".join(f"{name} {one['lines']}" for name, one in rules.items())
             message = "%s, %s: pairs taken by corpus.clean_pairs: %s"
             logging.info(message, task.name, language, counts or "none")
     for language, of_parts in itertools.groupby(parts, key=lambda part: part.language):
-        tallies = [job.read_note("scan", part.id).tally for part in of_parts]
+        tallies = [job.read_manifest("scan", part.id).tally for part in of_parts]
         log_tally(language, *map(sum, zip(*tallies, strict=True)))
 
 
 def _inputs(job: Job, found: plans.Found) -> plans.Inputs:
-    digests: dict[Any, str] = {one: job.read_note("source", one.id).digest for one in found.tasks}
+    digests: dict[Any, str] = {x: job.read_manifest("source", x.id).digest for x in found.tasks}
     for part in find_parts(job, found):
-        of_part = job.read_note("scan", part.id).digests
+        of_part = job.read_manifest("scan", part.id).digests
         digests.update(zip(part.pieces, of_part, strict=True))
     return plans.describe_inputs(
         job.spec, found, lambda _, one: digests.get(one) or array_files.sha256(one)
@@ -367,11 +363,11 @@ def finish(job: Job, found: plans.Found) -> PackedDataset:
     parts, pairs = find_parts(job, found), found.trained
     languages = plans.language_tasks(parts)
     tasks = (("source", found.tasks), ("rows", parts), ("count", languages), ("pairs", pairs))
-    notes = [job.read_note(kind, task.id) for kind, some in tasks for task in some]
-    files = {name: one for note in notes for name, one in note.files.items()}
+    manifests = [job.read_manifest(kind, task.id) for kind, some in tasks for task in some]
+    files = {name: record for one in manifests for name, record in one.files.items()}
     dataset = _dataset(job, found, languages)
     if job.spec.clean_pairs:
-        taken = {task.name: job.read_note("source", task.id).taken for task in found.tasks}
+        taken = {task.name: job.read_manifest("source", task.id).taken for task in found.tasks}
         artifacts.write_json(job.folder / "clean_pairs.json", taken)
     for path in job.folder.glob("*.npy"):  # left by an abandoned preparation
         if path.name not in files:
@@ -382,11 +378,11 @@ def finish(job: Job, found: plans.Found) -> PackedDataset:
             os.replace(job.work / name, job.folder / name)
     left_out = collections.Counter[str]()
     for task in pairs:
-        came, kept, _ = job.read_note("pairs", task.id).tally
+        came, kept, _ = job.read_manifest("pairs", task.id).tally
         left_out += {task.name: came - kept}
     record = {"files": files} | ({"left_out": left_out} if left_out else {})
     artifacts.write_json(job.folder / manifest.MANIFEST, record)
-    manifest.read(job.folder, files)  # checks that all noted files are there
+    manifest.read(job.folder, files)  # checks that all its files are there
     artifacts.write_json(job.folder / plans.INPUTS, _inputs(job, found))
     dataset.write_meta()
     return dataset
@@ -399,21 +395,21 @@ def _dataset(job: Job, found: plans.Found, languages: Sequence[LanguageTask]) ->
     overlaps: dict[str, Overlap] = {}
     shares: dict[str, str] = {}
     for task in languages:
-        notes = [job.read_note("rows", part.id).statistics for part in task.parts]
+        of_parts = [job.read_manifest("rows", part.id).statistics for part in task.parts]
         statistics[task.id] = {
-            split: {key: sum(note[split][key] for note in notes) for key in notes[0][split]}
+            split: {key: sum(one[split][key] for one in of_parts) for key in of_parts[0][split]}
             for split in SPLITS
         }
         if not statistics[task.id]["train"]["rows"]:
             raise ValueError(f"language {task.id!r} has no training text left to tokenise")
-        if len(notes) > 1:
-            shards[task.id] = {split: [note[split]["rows"] for note in notes] for split in SPLITS}
-        note = job.read_note("select", task.id)
-        if note.duplicates["blocks"]:
-            duplicates[task.id] = note.duplicates
-        if fault := selection.Split(*note.split).fault(job.spec):
+        if len(of_parts) > 1:
+            shards[task.id] = {split: [one[split]["rows"] for one in of_parts] for split in SPLITS}
+        chosen = job.read_manifest("select", task.id)
+        if chosen.duplicates["blocks"]:
+            duplicates[task.id] = chosen.duplicates
+        if fault := selection.Split(*chosen.split).fault(job.spec):
             shares[task.id] = fault
-        overlaps[task.id] = job.read_note("count", task.id).overlap
+        overlaps[task.id] = job.read_manifest("count", task.id).overlap
     if shares and job.spec.heldout_by == sources.BY_DOCUMENT:
         logging.warning(
             "%d of %d languages hold out another share than corpus.heldout_fraction, such as %s: "
@@ -430,7 +426,7 @@ def _dataset(job: Job, found: plans.Found, languages: Sequence[LanguageTask]) ->
         parallel={task.name: task.languages for task in found.tasks},
         bitexts={task.name: task.languages for task in found.trained},
         pairs={
-            name: [job.read_note("pairs", task.id).pairs for task in parts]
+            name: [job.read_manifest("pairs", task.id).pairs for task in parts]
             for name, parts in itertools.groupby(found.trained, key=lambda task: task.name)
         },
         shards=shards,

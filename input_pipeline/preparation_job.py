@@ -1,4 +1,4 @@
-"""Settings of a preparation, and the notes of its tasks."""
+"""Settings of a preparation, and the manifests of its tasks."""
 
 import dataclasses
 import functools
@@ -74,13 +74,13 @@ class Job:
             "exclude": plans.states(excluded),
         }
 
-    def note(self, kind: str, task_id: str) -> pathlib.Path:
+    def manifest_path(self, kind: str, task_id: str) -> pathlib.Path:
         return self.work / f"{kind}-{task_id}.json"
 
     def made_from(self, kind: str, task: Any) -> str:
         """Return the fingerprint of all inputs of a task."""
         if kind == "rows":
-            sides = self.read_note("select", task.language).sides[task.number]
+            sides = self.read_manifest("select", task.language).sides[task.number]
             return artifacts.fingerprint([task.fingerprint, sides])
         if kind == "count":
             return artifacts.fingerprint([self.made_from("rows", part) for part in task.parts])
@@ -90,40 +90,41 @@ class Job:
         return task.fingerprint
 
     def unfinished(self, kind: str, tasks: Sequence[Any]) -> list[Any]:
-        """Return the tasks without a note about their present inputs, the largest first."""
+        """Return the tasks without a manifest of their present inputs, the largest first."""
 
         def is_done(task: Any) -> bool:
-            exists = self.note(kind, task.id).exists()
-            return exists and self.read_note(kind, task.id).made_from == self.made_from(kind, task)
+            if not self.manifest_path(kind, task.id).exists():
+                return False
+            return self.read_manifest(kind, task.id).made_from == self.made_from(kind, task)
 
         return sorted(itertools.filterfalse(is_done, tasks), key=lambda task: -task.text_bytes)
 
-    def read_note(self, kind: str, task_id: str) -> Any:
-        path = self.note(kind, task_id)
+    def read_manifest(self, kind: str, task_id: str) -> Any:
+        path = self.manifest_path(kind, task_id)
         remedy = f"remove {path} and run the same command again"
-        return declarations.read(path, _NOTES[kind], remedy=remedy)
+        return declarations.read(path, _MANIFESTS[kind], remedy=remedy)
 
-    def write_note(self, kind: str, task: Any, **found: Any) -> None:
+    def write_manifest(self, kind: str, task: Any, **found: Any) -> None:
         made_from = self.made_from(kind, task)
-        artifacts.write_json(self.note(kind, task.id), {"made_from": made_from, **found})
+        artifacts.write_json(self.manifest_path(kind, task.id), {"made_from": made_from, **found})
 
     def describe(self, *names: str) -> dict[str, FileRecord]:
         return {name: manifest.describe(self.work / name) for name in names}
 
 
-def _note(**fields: Any) -> type[msgspec.Struct]:
+def _task_manifest(**fields: Any) -> type[msgspec.Struct]:
     named = [("made_from", str), *fields.items()]
-    return msgspec.defstruct("Note", named, bases=(Artefact,), frozen=True)
+    return msgspec.defstruct("TaskManifest", named, bases=(Artefact,), frozen=True)
 
 
 _EXCLUSIONS: dict[str, Exclusion] = {}  # at most one, by `Job.provenance`
 _Tally = tuple[Count, Count, Count]
 _Files = dict[FileName, FileRecord]
-_NOTES = {  # by kind
-    "held": _note(),
-    "source": _note(digest=Digest, tally=_Tally, files=_Files, taken=dict[str, Any]),
-    "scan": _note(digests=list[Digest], tally=_Tally),
-    "select": _note(
+_MANIFESTS = {  # by kind
+    "held": _task_manifest(),
+    "source": _task_manifest(digest=Digest, tally=_Tally, files=_Files, taken=dict[str, Any]),
+    "scan": _task_manifest(digests=list[Digest], tally=_Tally),
+    "select": _task_manifest(
         sides=list[Digest],
         blocks=Count,
         train=Count,
@@ -131,9 +132,9 @@ _NOTES = {  # by kind
         duplicates=Duplicates,
         split=tuple[Count, Count, Count, Count],
     ),
-    "rows": _note(statistics=Splits, files=_Files),
-    "count": _note(files=_Files, overlap=Overlap),
-    "pairs": _note(files=_Files, tally=_Tally, pairs=list[PairCounts]),
+    "rows": _task_manifest(statistics=Splits, files=_Files),
+    "count": _task_manifest(files=_Files, overlap=Overlap),
+    "pairs": _task_manifest(files=_Files, tally=_Tally, pairs=list[PairCounts]),
 }
 
 

@@ -1,1 +1,1 @@
-"""Claims of the papers, tested: studies as data, one runner, one form of results."""
+"""Tests of the papers' claims: studies as data, one runner, one format of results."""

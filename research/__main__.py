@@ -69,10 +69,10 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_string("data", None, "Folder of all data, DATA in configs.")
-    flags.DEFINE_string("workdir", None, "Folder of the runs.")
-    flags.DEFINE_string("output", None, "Folder of a report, WORKDIR/report by default.")
-    flags.DEFINE_integer("workers", 2, "Runs at a time.", lower_bound=1)
-    flags.DEFINE_bool("pin", True, "Give each run one core and one thread.")
-    flags.DEFINE_bool("with_records", False, "Count runs in the records as done.")
+    flags.DEFINE_string("data", None, "Data folder, DATA in configs.")
+    flags.DEFINE_string("workdir", None, "Folder of all runs.")
+    flags.DEFINE_string("output", None, "Folder of the report; WORKDIR/report by default.")
+    flags.DEFINE_integer("workers", 2, "Parallel runs.", lower_bound=1)
+    flags.DEFINE_bool("pin", True, "Whether each run has one core and one thread.")
+    flags.DEFINE_bool("with_records", False, "Whether runs in the records count as done.")
     entry_point.run(main, required=())

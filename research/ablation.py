@@ -1,4 +1,4 @@
-"""Ablations: an encoder with one key at a time changed, by exact loss and retrieval."""
+"""Ablations of an encoder, one config key at a time, by exact loss and retrieval."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -9,13 +9,13 @@ from research.results import Result, mean
 from research.study import Plan, Run, Study, encoder
 
 NOTE = """\
-Exact held-out loss less the cross-entropy of each language's unigram distribution, nats a token:
-below zero an encoder has learned from context. Runs of a seed have the same masks and the same
-order of the data. Translations found are of the sets of several languages, in the mean of both
-directions."""
+*loss - unigram*: exact held-out loss minus the cross-entropy of each language's unigram
+distribution, in nats per token. Below zero an encoder has learned from context. Runs of a seed have
+equal masks and data order. *found*: share of translations found in sets of several languages, mean
+of both directions."""
 _LEARNED = {"model.position": "learned"}
 _ADAMW = {"optimizer.kind": "adamw"}
-# Label and changed keys of each line, by name.
+# Label and changed keys of each row, by name.
 CHANGES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "unchanged": ("as configured: gated bias with slopes, Muon", {}),
     "learned": ("learned positions", _LEARNED),
@@ -57,7 +57,7 @@ def _report(plan: Plan) -> list[str]:
             lines.append(Line(cells, by_seed))
             items = [item for one in by_seed.values() for item in one.get("retrieval/forward", ())]
             of_items = [item.partition("/")[0] for item in items]
-            # A set of one pair of languages, of which a corpus may have hundreds, is no column.
+            # A corpus may have hundreds of sets of a single language pair, too many for columns.
             sets |= {one for one in of_items if of_items.count(one) > len(by_seed)}
     loss = mean("losses/loss", less="losses/unigram")
     columns = [Column("loss - unigram", loss, "{:+.3f}", show="range")]
@@ -67,7 +67,7 @@ def _report(plan: Plan) -> list[str]:
 
 
 def _found(name: str) -> Callable[[Result], float | None]:
-    """Return the mean share of translations found in a set, both ways, in per cent."""
+    """Return the share of translations found in a set, mean of both directions, in per cent."""
 
     def of(result: Result) -> float | None:
         own = [item for item in result.get("retrieval/forward", ()) if item.startswith(f"{name}/")]

@@ -6,10 +6,10 @@
     done
     python -m research.alp_growth --builds=runs/vocab250000,runs/vocab500000 --plot=runs/sizes.png
 
-Prints a Markdown table of the curves of the last build: in how many steps of --step pieces ALP
-gains less than in the step before. For several builds, a second table has each method's gains on
-held-out text from the first size to the others, and the number of languages in which the first
-method is ahead. --plot draws the second table.
+Prints a Markdown table of the curves of the last build. It counts the steps of --step pieces in
+which ALP gains less than in the step before. For several builds, a second table has the gains of
+each method on held-out text, from the first size to the others. A sentence below counts the
+languages in which the first method is ahead. --plot draws the second table.
 """
 
 import pathlib
@@ -24,9 +24,9 @@ from xlm.common import artifacts, entry_point
 
 
 def gains(sizes: Sequence[int], alp: Sequence[float], step: int) -> dict[int, float]:
-    """Return the gains of ALP, nats a sentence, in steps of `step` pieces, by the size reached.
+    """Return the gain of ALP in each step of `step` pieces, by size after it; nats per sentence.
 
-    Only steps between two of the trained `sizes`, which ascend, count.
+    `sizes` ascend. Only steps between two of them count.
     """
     trained = dict(zip(sizes, alp, strict=True))
     return {
@@ -37,7 +37,7 @@ def gains(sizes: Sequence[int], alp: Sequence[float], step: int) -> dict[int, fl
 
 
 def rises(found: Mapping[int, float], step: int) -> tuple[int, dict[int, float]]:
-    """Return how many steps follow another, and the increases of gain between steps."""
+    """Return the number of pairs of adjacent steps, and the increases of gain within pairs."""
     pairs = [
         (size, one - found[size - step]) for size, one in found.items() if size - step in found
     ]
@@ -45,7 +45,7 @@ def rises(found: Mapping[int, float], step: int) -> tuple[int, dict[int, float]]
 
 
 def curve_table(record: Record, step: int) -> str:
-    """Return a Markdown table of the steps of each language, most text first."""
+    """Return a Markdown table of the steps of each language, those with most text first."""
     rows, total, less = [], 0, 0
     for name, one in by_amount(record):
         found = gains(one["sizes"], one["alp"], step)
@@ -66,7 +66,7 @@ def curve_table(record: Record, step: int) -> str:
 def method_table(records: Sequence[Record]) -> str:
     """Return a Markdown table of held-out ALP by method and amount of text, at several sizes.
 
-    The records must have scores of the same languages.
+    All records must score the same languages.
     """
     sizes, rows = _sizes(records), []
     for group, languages in score_groups(records[0]).items():
@@ -79,7 +79,7 @@ def method_table(records: Sequence[Record]) -> str:
 
 
 def ahead(records: Sequence[Record]) -> list[str]:
-    """Return sentences: in how many languages the first method has more ALP, and gains more."""
+    """Return sentences that count the languages in which the first method leads, and gains more."""
     first, *others = _shared(records)
     sizes, languages = _sizes(records), score_groups(records[0])["all"]
     found = []
@@ -100,7 +100,7 @@ def ahead(records: Sequence[Record]) -> list[str]:
 
 
 def plot_methods(records: Sequence[Record], path: pathlib.Path) -> None:
-    """Plot held-out ALP of each method against the number of pieces, a panel for each third."""
+    """Plot held-out ALP of each method by number of pieces, a panel for each third of languages."""
     sizes, panels = _sizes(records), []
     for group, languages in score_groups(records[0]).items():
         series = {
@@ -117,7 +117,7 @@ def plot_methods(records: Sequence[Record], path: pathlib.Path) -> None:
 
 
 def _shared(records: Sequence[Record]) -> list[str]:
-    """Return the methods with scores in all builds."""
+    """Return the methods that all builds score."""
     return [name for name in methods(records[0]) if all(name in methods(one) for one in records)]
 
 
@@ -141,7 +141,7 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_list("builds", None, "Working directories of build_vocab.py, of growing sizes.")
-    flags.DEFINE_string("plot", None, "Image of what the methods gain, of several builds.")
-    flags.DEFINE_integer("step", 1000, "Pieces of a step.", lower_bound=1)
+    flags.DEFINE_list("builds", None, "Working directories of build_vocab.py, by ascending size.")
+    flags.DEFINE_string("plot", None, "Plot of the methods' gains over several builds.")
+    flags.DEFINE_integer("step", 1000, "Pieces per step.", lower_bound=1)
     entry_point.run(main, required=("builds",))

@@ -1,8 +1,8 @@
 """The claims book: claims of the papers, our results, and the commands that test them.
 
-Claims are data, research/claims.json: number, claim, place and value of the paper, our value, a
-person's verdict, the commands, and their hours on two cores. The commands of a claim resume, so
-rerun it to do the missing ones. `python -m research claims` makes the page from the data.
+research/claims.json has the number of each claim, its text, its place and value in the paper, our
+value, a person's verdict, the commands, and their hours on two cores. Rerun a claim to resume its
+commands. `python -m research claims` writes the page.
 """
 
 import dataclasses
@@ -33,9 +33,9 @@ class Claim:
       paper: the paper's value.
       here: our value, with its spread; "" before the measurement.
       remark: limits of the evidence, after the verdict on the page.
-      commands: of a shell, with DATA and DIR for the folders of the data and of all results.
+      commands: shell commands; DATA and DIR stand for the folders of the data and of all results.
       command_note: text after the commands on the page.
-      hours: of two cores, for all commands; None if they need more than a small machine.
+      hours: hours of all commands on two cores; None if they need a larger machine.
     """
 
     number: str
@@ -60,7 +60,7 @@ class Claim:
 
 @functools.cache
 def _book() -> dict[str, Any]:
-    """Read the book: its introduction, and papers with sections of claims."""
+    """Read the introduction, and the papers with their sections of claims."""
     return artifacts.read_json(BOOK)
 
 
@@ -79,7 +79,7 @@ def read() -> dict[str, Claim]:
 
 
 def page() -> str:
-    """Return the page: a table of claims for each section of a paper."""
+    """Return the page, with a table of claims for each section of a paper."""
     every = read().values()
     counts = {verdict: sum(one.verdict == verdict for one in every) for verdict in VERDICTS}
     parts = [
@@ -114,7 +114,7 @@ def _line(claim: Claim) -> str:
 
 
 def listing() -> str:
-    """Return a line for each claim, number, hours, verdict and text, and one for each study."""
+    """List all claims, with number, hours, verdict and text, and all studies."""
     lines = []
     for one in read().values():
         hours = "  size" if one.hours is None else f"{one.hours:5g} h"
@@ -124,21 +124,21 @@ def listing() -> str:
 
 
 def resolved(command: str, data: pathlib.Path, workdir: pathlib.Path) -> list[str]:
-    """Return the arguments of a command, with the folders in place of DATA and DIR."""
+    """Return the arguments of a command, with folders for DATA and DIR."""
     words = shlex.split(command)
     for name, folder in (("DATA", data), ("DIR", workdir)):
-        # A whole path, or the beginning of one.
+        # a whole path, or its beginning
         words = [re.sub(rf"(?<=[=,:]){name}(?=/|$)", str(folder.absolute()), one) for one in words]
     programs = {"python": [sys.executable], "xlm": [sys.executable, "-m", "xlm"]}
     return [*programs.get(words[0], words[:1]), *words[1:]]
 
 
 def run(numbers: Sequence[str], data: pathlib.Path, workdir: pathlib.Path) -> None:
-    """Execute the commands of some claims, each command once, and print what each said last.
+    """Run the commands of some claims, each command once, and print the last output of each.
 
     Raises:
-      ValueError: there is no such claim, it needs a larger machine, or a command failed.
-      SystemExit: a command, or this process, was asked to stop.
+      ValueError: a claim does not exist or needs a larger machine, or a command failed.
+      SystemExit: a command, or this process, got a signal to stop.
     """
     known = read()
     if unknown := sorted(set(numbers) - set(known)):

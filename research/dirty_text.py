@@ -1,11 +1,11 @@
-"""Encoders on clean, dirty and cleaned text of 15 languages: loss and retrieval on other text.
+"""Loss and retrieval of encoders trained on clean, dirty and cleaned text of 15 languages.
 
     python -m research.dirty_text DATA WORK > TABLE.md
 
-DATA has bible/ and ntrex/. Every arm has 250 KB of Bible text a language. The dirty one has dirt of
-nine kinds beside it, the cleaned one is the dirty one by the keys of `clean`. An arm has its own
-vocabulary and rows, and three seeds. 500 rows of NTREX are the parallel text of all arms. English
-is left out of the means: its text is the dirt of the others, so the dirty arm has more of it.
+DATA has bible/ and ntrex/. Every arm has 250 KB of Bible text per language. The dirty arm adds nine
+kinds of dirt, and the cleaned arm is the dirty text after the keys of `clean`. Each arm has its own
+vocabulary, rows and three seeds. The parallel text of all arms is 500 rows of NTREX. Means leave
+English out, since English lines are dirt of the other languages: the dirty arm has more of them.
 """
 
 import json
@@ -23,7 +23,7 @@ LANGUAGES = {"ar": "arb", "de": "deu", "en": "eng", "es": "spa", "fi": "fin", "f
              "hr": "hrv", "ja": "jpn", "ko": "kor", "ml": "mal", "ru": "rus", "sw": "swa",
              "uk": "ukr", "vi": "vie", "zh": "zho-CN"}  # fmt: skip
 SIZE, SEEDS, STEPS = 250_000, (0, 1, 2), 800
-# Shares of the clean text; changes take lines of it, additions come on top.
+# Shares of the clean text. Changes replace lines, additions are more lines.
 CHANGED = {"html": 0.03, "urls": 0.01, "mojibake": 0.01}
 ADDED = {"boilerplate": 0.07, "repeated_lines": 0.05, "other_language": 0.1, "other_script": 0.02,
          "copies": 0.05, "near_copies": 0.05}  # fmt: skip
@@ -31,11 +31,11 @@ CLEAN = ("html=True", "urls=True", "odd_characters=True", "other_script=True", "
          "other_language=True", "repeated_lines=1", "near_copies=True")  # fmt: skip
 NONE = ("bad_lines=0.0", "long_lines=False", "repeated_lines=0")
 ARMS = {"clean": NONE, "dirty": NONE, "cleaned": CLEAN}
-TESTED = 80  # lines a language
+TESTED = 80  # lines per language
 
 
 def write(data: pathlib.Path, work: pathlib.Path) -> None:
-    """Write the text of the clean and of the dirty arm."""
+    """Write the text of the clean and the dirty arm."""
     trial.SIZE = SIZE
     texts = {one: trial.read(data, one) for one in LANGUAGES}
     foreign = {one: texts["de" if one == "en" else "en"][1] for one in LANGUAGES}
@@ -60,7 +60,7 @@ def write(data: pathlib.Path, work: pathlib.Path) -> None:
                     def pick(rng, kind=kind, others=others, own=chapters):
                         return trial.ADDED[kind](own, others, rng)
 
-                    # Boilerplate stands in chapters, copies are chapters.
+                    # Boilerplate is lines within chapters, copies are whole chapters.
                     trial.add(text, share, rng, pick, kind in ("copies", "near_copies"))
             found = "\n\n".join("\n".join(one) for one in text) + "\n"
             (folder / f"{language}.txt").write_text(found, encoding="utf-8")
@@ -86,7 +86,7 @@ def run(verb: str, arm: str, workdir: pathlib.Path, work: pathlib.Path, seed: in
 
 
 def score(data: pathlib.Path, workdir: pathlib.Path) -> dict[str, dict[str, float]]:
-    """Return bits a character on Bible chapters kept apart, and retrieval on news, by language."""
+    """Return bits per character on held-out Bible chapters, and retrieval on news, by language."""
     import numpy as np
 
     import xlm

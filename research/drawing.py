@@ -1,4 +1,4 @@
-"""Figures of studies, drawn without a display. Only drawing imports matplotlib."""
+"""Figures of studies, drawn without a display. The only import of matplotlib."""
 
 import os
 from typing import Any
@@ -7,8 +7,8 @@ from xlm.common import artifacts
 
 
 def new(size: tuple[float, float] = (8, 4), **options) -> tuple[Any, Any]:
-    """Create a figure of `size` inches, and its panels, as `plt.subplots` does."""
-    os.environ["MPLBACKEND"] = "agg"  # before the import, which refuses unknown names
+    """Create a figure of `size` inches and its panels, like `plt.subplots`."""
+    os.environ["MPLBACKEND"] = "agg"  # before the import, since it refuses unknown names
     import matplotlib.pyplot as plt
 
     return plt.subplots(figsize=size, layout="constrained", **options)

@@ -1,8 +1,8 @@
-"""Figures of papers: named runs of a config by a number or a name.
+"""Figures of papers: named runs of a config, by a number or a name.
 
-A run is in WORKDIR/runs under its own name, whatever its figure. So figures in one WORKDIR share
-runs, also with the launchers (`xlm.launch.grids`), which have the same folders. Encoders of equal
-text, vocabulary and row length share these.
+WORKDIR/runs has a folder for each run, by its own name. So figures in one WORKDIR share runs, with
+each other and with the launchers (`xlm.launch.grids`). Encoders with equal text, vocabulary and row
+length share one vocabulary and one packed dataset.
 """
 
 import dataclasses
@@ -15,12 +15,12 @@ from research.study import TEXT_OF_RECORDS, Plan, Run, Study, encoder
 from research.tasks import TASKS
 from xlm.launch import grids
 
-# Learning rates of fine-tuning of small encoders, the same for all runs.
+# Learning rates for fine-tuning small encoders, the same in all runs.
 RATES = {"udpos": "1e-3", "wikiann": "1e-3", "xnli": "1e-3"}
 
 
 class Point(NamedTuple):
-    """Place of a run in a plot: name, place on the axis, and line of the point."""
+    """Point of a plot: name of the run, place on the axis, and series."""
 
     run: str
     x: float
@@ -32,14 +32,14 @@ class Figure:
     """Runs that reproduce one figure or table of a paper.
 
     Attributes:
-      title: question that it answers.
+      title: question that the figure answers.
       place: figure, table or section of the paper.
       axis: label of x, with its unit.
-      keys: keys of the config, or sections, in which the runs may differ.
+      keys: keys or sections of the config in which the runs may differ.
       is_log: whether x is logarithmic.
-      ticks: labels of x, if it is not a number.
+      ticks: labels of x if it is no number.
       paper: values of the paper by series and x.
-      measure: measure of the paper's values.
+      measure: metric of the paper's values.
       note: origin of these values, and settings that the paper omits.
     """
 
@@ -56,7 +56,7 @@ class Figure:
 
     @property
     def runs(self) -> tuple[str, ...]:
-        """Names of the runs, each once, in the order of the points."""
+        """Distinct names of the runs, in the order of the points."""
         return tuple(dict.fromkeys(point.run for point in self.points))
 
     @property
@@ -64,18 +64,18 @@ class Figure:
         return tuple(dict.fromkeys(point.series for point in self.points))
 
     def ordered(self) -> list[Point]:
-        """Return the points by series, in the order of their first points, and x."""
+        """Return the points by series and x; series have the order of their first points."""
         return sorted(self.points, key=lambda one: (self.series.index(one.series), one.x))
 
     def tick(self, x: float) -> str:
-        """Return the label of a place on the axis."""
+        """Return the label of `x` on the axis."""
         return self.ticks.get(x, f"{x:,g}" if x < 1000 else f"{x:,.0f}")
 
 
 def places(lines: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
-    """Return points, ticks and the paper's values of a figure with a place for each line.
+    """Return points, ticks and the paper's values of a figure with one point per line.
 
-    A line has run, label, value of the paper, and with several series its series.
+    A line has run, label, value of the paper, and its series if there are several.
     """
     named = [(run, label, value, *(series or ["all"])) for run, label, value, *series in lines]
     paper: dict[str, dict[float, float]] = {}
@@ -91,9 +91,9 @@ def places(lines: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
 def study(title: str, config: str, figures: Mapping[str, Figure], *, is_small: bool) -> Study:
     """Return the study of some figures, by name.
 
-    Small encoders, of two layers, learn tasks with other settings than large ones (`is_small`).
+    Small encoders (`is_small`, two layers) have their own settings of fine-tuning.
     """
-    from research import figure_report  # which draws; runs need no drawing
+    from research import figure_report  # imports matplotlib, which runs do not need
 
     names = tuple(dict.fromkeys(run for one in figures.values() for run in one.runs))
     return Study(
@@ -119,13 +119,13 @@ def _runs(plan: Plan, figures: Mapping[str, Figure], is_small: bool) -> Iterator
 
 
 def encoder_run(plan: Plan, name: str, seed: int) -> Run:
-    """Return the run of a pre-training by the name of a run of the config."""
+    """Return the run that pre-trains the named run of the config."""
     config = grids.config_of(plan.study.config, name)
     return encoder(plan, f"runs/{name}", seed, {}, measures.encoder, config=config)
 
 
 def _task(plan: Plan, task: str, run: Run, is_small: bool) -> Iterator[Run]:
-    """Plan a task of an encoder; nothing while its languages are unknown."""
+    """Plan a task of an encoder; nothing until its languages are known."""
     name, config, one = run.name.partition("/")[2], plan.config(run.config), TASKS[task]
     known = plan.results.of(run.name).get(run.seed or 0, Result())
     languages = config.corpus.languages or tuple(known.get("losses/loss", ()))
@@ -140,6 +140,6 @@ def _task(plan: Plan, task: str, run: Run, is_small: bool) -> Iterator[Run]:
 
 
 def read(results: Results, name: str, seeds: Sequence[int] | None) -> Mapping[int, Result]:
-    """Return the results of a run and its tasks; metrics of tasks begin with "TASK:"."""
+    """Return the results of a run and its tasks; the metrics of a task begin with "TASK:"."""
     own = {f"{task}:": f"tasks/{task}/{name}" for task in TASKS}
     return results.joined({"": f"runs/{name}", **own}, seeds)

@@ -14,23 +14,23 @@ from research.study import Plan
 from research.tasks import TASKS
 
 NOTE = f"""\
-*loss - unigram*: exact held-out loss less that of the language's unigram distribution, nats a
-token, and the language where it is highest; below zero an encoder has learned from context.
-*bits/char*: the same loss in bits a character, which compares vocabularies: of all languages that
-every run has, of high-resource ones ({", ".join(HIGH)}) and of low-resource ones
-({", ".join(LOW)}), as in the paper; less is better. Tasks: trained on English, mean of the other
-languages that every run has, per cent; *examples* is the number of test examples behind it. Cells
-are means over seeds, and least to largest, with the number of seeds where not all of the run have
-the score. *detectable*: the least difference of two runs that is significant at 5 % (two-sided t
-test, the spread of seeds pooled over the runs, the harmonic mean of their numbers of seeds), beside
-a mean of several differences that of the mean; it knows nothing of the choice of text, languages
+*loss - unigram*: exact held-out loss minus that of the language's unigram distribution, in nats per
+token, and the language with the highest value. Below zero an encoder has learned from context.
+*bits/char*: the same loss in bits per character, which compares vocabularies; less is better. Means
+are over all languages that every run has, and as in the paper over high-resource
+({", ".join(HIGH)}) and low-resource ones ({", ".join(LOW)}). Tasks: trained on English, mean of the
+other languages that every run has, per cent; *examples* is their number of test examples. Cells are
+means over seeds, with minimum and maximum, and the number of seeds if some lack the score.
+*detectable*: the least difference of two runs that is significant at 5 %. The t test is two-sided,
+the deviation of seeds is pooled over runs, and n is the harmonic mean of their numbers of seeds.
+For a mean of several differences it is that of the mean. It ignores the choice of text, languages
 and test examples."""
 
 Found = Mapping[str, BySeed]  # results by run
 
 
 def parts(plan: Plan, figures: Mapping[str, Figure]) -> list[str]:
-    """Return the parts of a report on the chosen figures that have results."""
+    """Return the parts of a report on those chosen figures that have results."""
     made = []
     for name in plan.chosen["figures"]:
         figure = figures[name]
@@ -60,7 +60,7 @@ def _parts(figure: Figure, found: Found, state: str) -> list[str]:
 
 
 def missing(wanted: Sequence[str], seeds: Sequence[int] | None, found: Found) -> str:
-    """Describe the runs without results, under some seeds or at all."""
+    """Describe the runs that lack results, for some seeds or all."""
     absent = {
         run: [seed for seed in seeds or () if seed not in found.get(run, {})] for run in wanted
     }
@@ -75,9 +75,9 @@ def missing(wanted: Sequence[str], seeds: Sequence[int] | None, found: Found) ->
 
 
 def compared_tasks(found: Found) -> list[str]:
-    """Return the tasks with scores of several runs, or of the only run.
+    """Return the tasks that several runs score, or the only run.
 
-    Figures share runs, so a run may have scores of tasks of other figures.
+    Figures share runs, so a run may also have scores for the tasks of other figures.
     """
     number = {
         task: sum(any(scored(task, one) for one in by_seed.values()) for by_seed in found.values())
@@ -91,7 +91,7 @@ def scored(task: str, result) -> bool:
 
 
 def metric(task: str) -> str:
-    """Return the name of a task's metric beside those of a pre-training."""
+    """Return the name of a task's metric among those of a pre-training."""
     return f"{task}:{TASKS[task].metric}"
 
 
@@ -100,7 +100,7 @@ def every(found: Found) -> list:
 
 
 def bits(title: str, languages: Sequence[str] | None, **more) -> Column:
-    """Return the mean loss over some languages, in bits a character."""
+    """Return the mean loss over some languages, in bits per character."""
     of = mean("losses/bits_per_character", languages)
     return Column(title, of, "{:.3f}", sign=-1, **more)
 
@@ -112,7 +112,7 @@ def transfer(task: str, languages: Sequence[str], **more) -> Column:
 
 
 def columns(found: Found) -> list[Column]:
-    """Return the measures of runs, over their common languages."""
+    """Return the measures of runs over their common languages."""
     common = shared_items(every(found), "losses/loss")
     made = [bits("bits/char", common, show="cell")]
     for name, group in (("high", HIGH), ("low", LOW)):
@@ -126,7 +126,7 @@ def columns(found: Found) -> list[Column]:
 
 
 def point_table(figure: Figure, found: Found) -> str:
-    """Return a table: a line per point that has results, by series and x."""
+    """Return a table with a line for each point that has results, by series and x."""
     chosen, below = columns(found), pivot.difference("losses/loss", "losses/unigram")
     loss = mean("losses/loss", less="losses/unigram")
     lines = [
@@ -160,14 +160,14 @@ def _distinct(found: Found) -> list[Line]:
 
 
 def _examples(task: str, found: Found) -> int:
-    """Return the number of test examples of a task outside English, in the common languages."""
+    """Return a task's number of test examples in the common languages, without English."""
     some = [one for one in every(found) if scored(task, one)]
     languages = set(shared_items(some, metric(task))) - {"en"}
     return sum(some[0][f"{task}:examples/test"][name] for name in languages) if some else 0
 
 
 def _means(column: Column, found: Found) -> dict[str, float]:
-    """Return the mean over seeds, for runs that have the measure."""
+    """Return the mean over seeds of each run that has the measure."""
     some = {run: values(column.of, by_seed).values() for run, by_seed in found.items()}
     return {run: statistics.fmean(one) for run, one in some.items() if one}
 
@@ -177,7 +177,7 @@ def _least(column: Column, found: Found) -> str:
 
 
 def effects(figure: Figure, found: Found) -> str:
-    """Return a table: from the first point of a series to its last and to its best."""
+    """Return a table of the changes from the first point of a series to its last and its best."""
     rows = []
     for series in figure.series:
         points = [p for p in figure.ordered() if p.series == series]
@@ -202,10 +202,10 @@ def effects(figure: Figure, found: Found) -> str:
 
 
 def contrasts(figure: Figure, found: Found) -> str:
-    """Return a table: differences on an axis of names to the first place of each series.
+    """Return a table of differences from the first place of each series, on an axis of names.
 
-    The mean over several series, of differences of the same two places, has a detectable difference
-    of its own.
+    A mean over several series, of differences between the same two places, has its own detectable
+    difference.
     """
     several = list(dict.fromkeys(p.series for p in figure.ordered() if p.run in found))
     titles = [*several, *(["mean"] if len(several) > 1 else []), "detectable"]
@@ -239,7 +239,7 @@ def contrasts(figure: Figure, found: Found) -> str:
 
 
 def language_tables(found: Found) -> list[str]:
-    """Return tables of bits a character and scores of the common languages."""
+    """Return tables of bits per character and scores in the common languages."""
     common = shared_items(every(found), "losses/loss")
     made = [pivot.matrix("bits/char", found, [bits(one, [one]) for one in common], "detectable")]
     for task in compared_tasks(found):
@@ -250,9 +250,9 @@ def language_tables(found: Found) -> list[str]:
 
 
 def paper_table(figure: Figure) -> str:
-    """Return a table of the paper's values; a sentence if it states none."""
+    """Return a table of the paper's values, or a sentence if it states none."""
     if not figure.paper:
-        return "The text of the paper has no number for a point of this axis."
+        return "The paper's text has no number for any point of this axis."
     rows = [
         [figure.tick(x), series, str(value)]
         for series, by_x in figure.paper.items()
@@ -262,7 +262,7 @@ def paper_table(figure: Figure) -> str:
 
 
 def _plot(figure: Figure, found: Found, path) -> None:
-    """Plot each measure by x, a line per series, and the paper's values."""
+    """Plot each measure by x, with a line per series, and the paper's values."""
     ticks = {x: figure.tick(x) for x in sorted({point.x for point in figure.points})}
     style: dict[str, Any] = {
         "x": figure.axis,

@@ -1,8 +1,8 @@
-"""Section of a figure's report on its vocabularies: what ALP says of losses and of scores.
+"""Section of a figure's report: whether ALP of its vocabularies predicts losses and scores.
 
-VoCap (arXiv 2109.07306) correlates scores with ALP over monolingual vocabularies (Table 5), see
-`research.studies.monolingual`, and compares its gains by amount of text (Figure 6). This does both
-with the shared vocabularies of a figure, language by language.
+VoCap (arXiv 2109.07306) correlates scores with ALP over monolingual vocabularies (Table 5; see
+`research.studies.monolingual`). It compares gains by amount of text (Figure 6). This section does
+both for the multilingual vocabularies of a figure, language by language.
 """
 
 import itertools
@@ -17,16 +17,16 @@ from research.tasks import TASKS
 from vocap.record import RESOURCES
 
 NOTE = """\
-*ALP*: nats a sentence of held-out text, of the pieces of the run's own vocabulary; higher is
-better. *high*, *mid* and *low* are thirds of the languages by amount of text. Scores are of the
-languages without training data of their own. Pearson's correlation is over the runs of the figure,
-of their means over seeds, in brackets that of the seeds; positive where what should be good goes
-with scores: high ALP, few tokens a sentence, a low loss in bits a character. A correlation of {n}
-runs is significant at 5 % from {least:.2f} on. *all*: values less their language's mean, ALP,
-tokens and bits in relation to it; *all, equal size*: less the mean of its runs of equal numbers of
-pieces. There runs count once for each language, which are not independent."""
+*ALP*: nats per sentence of held-out text, for the run's own vocabulary; higher is better. *high*,
+*mid* and *low* are thirds of the languages by amount of text. Scores are of the languages without
+training data of their own. Pearson's correlation is over the runs of the figure, of their means
+over seeds. In brackets: the range of single seeds. It is positive if a good value goes with good
+scores: high ALP, few tokens per sentence, or few bits per character. A correlation of {n} runs is
+significant at 5 % from {least:.2f} on. *all*: scores minus their language's mean; ALP, tokens and
+bits relative to it. *all, equal size*: the same with the mean of runs with equally many pieces.
+Both count a run once per language, and languages are not independent."""
 _MIN_RUNS = 4
-# What scores are correlated with, by title; higher should be better.
+# Predictors of scores, by title; more should be better.
 _PREDICTORS: dict[str, Callable[[Result, str], float]] = {
     "ALP": lambda run, name: run["vocabulary/alp"][name],
     "few tokens": lambda run, name: -run["vocabulary/tokens_per_sentence"][name],
@@ -35,7 +35,7 @@ _PREDICTORS: dict[str, Callable[[Result, str], float]] = {
 
 
 def parts(figure: Figure, found: Mapping[str, BySeed]) -> list[str]:
-    """Return the section; none if the figure is not of vocabularies, or few runs know theirs."""
+    """Return the section; [] for a figure of one vocabulary, or too few records of them."""
     if not any(key.startswith("vocab.") for key in figure.keys):
         return []
     scored = {
@@ -50,14 +50,14 @@ def parts(figure: Figure, found: Mapping[str, BySeed]) -> list[str]:
 
 
 def group_tables(found: Mapping[str, BySeed]) -> list[str]:
-    """Return tables of ALP, bits a character and scores by amount of text."""
+    """Return tables of ALP, bits per character and scores by amount of text."""
     every = figure_report.every(found)
     languages = shared_items(every, "vocabulary/alp")
     groups = {
         one: [name for name in languages if every[0]["vocabulary/resource"][name] == one]
         for one in RESOURCES
     }
-    # Seeds share a vocabulary, so that its ALP has no spread.
+    # Seeds share a vocabulary, so its ALP has no spread.
     first = {name: dict([next(iter(by_seed.items()))]) for name, by_seed in found.items()}
 
     def by_group(title: str, runs: Mapping[str, BySeed], some: Mapping, column: Callable) -> str:
@@ -84,14 +84,14 @@ def group_tables(found: Mapping[str, BySeed]) -> list[str]:
 
 
 def _tested(task: str, found: Mapping[str, BySeed]) -> list[str]:
-    """Return the languages without training data that all runs with scores of a task have."""
+    """Return the languages without training data that all runs score on a task."""
     some = [one for one in figure_report.every(found) if figure_report.scored(task, one)]
     names = set(shared_items(some, figure_report.metric(task))) - {"en"}
     return sorted(names.intersection(*(one["vocabulary/alp"] for one in some)))
 
 
 def correlation_table(found: Mapping[str, BySeed]) -> str:
-    """Return a table: correlation of scores with what may predict them, by language."""
+    """Return a table of the correlations of scores with their predictors, by language."""
     rows = []
     for task in figure_report.compared_tasks(found):
         scored = {
@@ -114,7 +114,7 @@ def correlation_table(found: Mapping[str, BySeed]) -> str:
 def _cell(
     found: Mapping[str, BySeed], task: str, languages: Sequence[str], of: Callable, equal: bool
 ) -> str:
-    """Format the correlation over the runs, and its range over the seeds that all runs have."""
+    """Format the correlation over the runs, and its range over their common seeds."""
     seeds = set.intersection(*(set(by_seed) for by_seed in found.values()))
     whole = _rho(found, task, languages, of, equal)
     if len(seeds) < 2:
@@ -127,14 +127,12 @@ def _cell(
 def _rho(
     found: Mapping[str, BySeed], task: str, languages: Sequence[str], of: Callable, equal: bool
 ) -> float:
-    """Compute Pearson's correlation of means over seeds, each less the mean of its language.
+    """Compute Pearson's correlation of means over seeds, each minus the mean of its language.
 
     Args:
-      found: runs with scores of the task.
-      task: name of the task.
-      languages: of the scores.
-      of: what they are correlated with, of a result and a language.
-      equal: whether the mean is that of runs of an equal number of pieces.
+      found: runs with scores on the task.
+      of: predictor of the scores, from a result and a language.
+      equal: whether to subtract the mean of runs with equally many pieces.
     """
     by_size: dict[int, list[Sequence[Result]]] = {}
     for by_seed in found.values():

@@ -1,16 +1,16 @@
-"""Compare a model before and after continued training, language by language: what it has forgotten.
+"""Measure forgetting: a model before and after continued training, language by language.
 
     python -m research.forgetting --before=DIR --after=DIR --rows=DIR,... --output=FOLDER
 
---before and --after are working directories of train.py, whose latest checkpoints are read. --rows
-are working directories with packed rows of the same vocabulary: those of the first training show
-the loss, those of the second the gain. Both models are scored on the held-out rows of each, by the
-exact loss of the masked LM or the generator, and discriminators by their AUC on tokens replaced by
-unigram samples.
+--before and --after are working directories of train.py. The command reads their latest
+checkpoints. --rows are working directories with packed rows of the same vocabulary. Rows of the
+first training show the forgetting, rows of the second the gain. Both models are scored on the
+held-out rows of each. The score is the exact loss of the masked LM or the generator. Discriminators
+also have an AUC on tokens replaced by unigram samples.
 
---tasks=DIR,DIR adds the scores of a task from folders of finetune.py, before and after: of its test
-data or, if none are scored, its validation data. Writes report.md, its plot and results.json
-(XY-LENT Section 8, Table 6 and Figure 5).
+--tasks=DIR,DIR adds the scores of a task from folders of finetune.py, before and after. They are on
+test data, or on validation data without test scores. The command writes report.md, its plot and
+results.json (XY-LENT Section 8, Table 6 and Figure 5).
 """
 
 import math
@@ -45,9 +45,9 @@ Change = Mapping[str, tuple[float, float]]
 Changes = Mapping[tuple[str, str], Change]
 
 NOTE = """\
-- *relative*: (before - after) / before, as in Table 6. The sign of the loss is turned, so that what
-  is positive is forgetting. A score that was 0 has none.
-- *exact loss*: nats a token, of the masked LM or the generator on held-out text.
+- *relative*: (before - after) / before, as in Table 6. The loss has the opposite sign, so positive
+  values are forgetting. A score of 0 before has none.
+- *exact loss*: nats per token, of the masked LM or the generator on held-out text.
 - Scores are in per cent. An AUC of 50 is chance. Means are of the columns."""
 
 _ONE_DEVICE = MeshSettings(data=1, fsdp=1, model=1, vocab_multiple=1, rules=())
@@ -66,10 +66,10 @@ def compare(
     before: pathlib.Path, after: pathlib.Path, rows: Sequence[str], folder: pathlib.Path, *,
     tasks: Sequence[str] = (), max_sequences: int = 1000, objective: str = "",
 ) -> str:  # fmt: skip
-    """Compare two runs on rows, and on two folders of a task; write the report, and return it."""
+    """Compare two runs on rows, and on two folders of a task; write and return the report."""
     if len(tasks) not in (0, 2):
         raise ValueError(f"--tasks names {len(tasks)} folders, must be two: before and after")
-    # Read first: scoring the models takes long.
+    # Reads before the slow scoring of the models.
     of_task = _task_changes(*map(pathlib.Path, tasks)) if tasks else {}
     models = first, second = [
         read_model(flag, workdir, max_sequences, objective)
@@ -77,7 +77,7 @@ def compare(
     ]
     stores = {name: open_packed_dataset(Folders(pathlib.Path(name))) for name in rows}
     check_comparable(first, second, stores)
-    # The last folders of the paths, or the paths where these are not distinct.
+    # The last folder of each path, or whole paths if these are not distinct.
     names = [pathlib.Path(path).name for path in stores]
     names = names if len(set(names)) == len(names) else list(stores)
     changes: dict[tuple[str, str], Change] = {}
@@ -89,7 +89,7 @@ def compare(
 
 
 def read_model(flag: str, workdir: pathlib.Path, max_sequences: int, objective: str = "") -> Model:
-    """Read a run's latest checkpoint, to be evaluated on `max_sequences` of each language.
+    """Read a run's latest checkpoint, for evaluation on `max_sequences` sequences of each language.
 
     Raises ValueError if there is no checkpoint, or its objective has no masked LM.
     """
@@ -100,7 +100,7 @@ def read_model(flag: str, workdir: pathlib.Path, max_sequences: int, objective: 
     if not has_masked_lm(trained.objective):
         raise ValueError(
             f"{flag}: the objective of {workdir}, {type(trained.objective).__name__}, has neither "
-            "a masked LM nor a generator, whose loss is compared; name a run that has"
+            "a masked LM nor a generator, so it has no loss to compare; name a run that has"
         )
     config = run_config(folders, objective)
     config.evaluation.max_sequences = max_sequences
@@ -108,33 +108,33 @@ def read_model(flag: str, workdir: pathlib.Path, max_sequences: int, objective: 
 
 
 def check_comparable(before: Model, after: Model, stores: dict[str, PackedDataset]) -> None:
-    """Raise ValueError unless vocabularies are the same, and both models are of one kind."""
+    """Raise ValueError unless vocabularies are equal and both models have one objective."""
     found = [("--after", after.name, after.tokenizer)]
     found += [(f"--rows {name}", name, dataset.tokenizer) for name, dataset in stores.items()]
     for flag, name, tokenizer in found:
         if tokenizer != before.tokenizer:
             raise ValueError(
                 f"{flag}: the vocabulary of {name} ({tokenizer[:12]}) is not that of {before.name} "
-                f"({before.tokenizer[:12]}), so that its losses do not compare; copy the folder "
+                f"({before.tokenizer[:12]}), so their losses cannot be compared; copy the folder "
                 "vocab of the first and run prepare_data.py again"
             )
     encoders = [encoder_of(model.trained.objective) for model in (before, after)]
     kinds = [type(encoder).__name__ for encoder in encoders]
     if kinds[0] != kinds[1]:
         raise ValueError(
-            f"--before is a run of {kinds[0]} and --after of {kinds[1]}; compare runs of one "
-            "objective, with a generator both or neither"
+            f"--before is a run of {kinds[0]} and --after of {kinds[1]}; compare runs with the "
+            "same objective"
         )
     rates = [one.generator.mask.rate for one in encoders if isinstance(one, ReplacedToken)]
     if len(set(rates)) > 1:
         raise ValueError(
-            f"mask.rate is {rates[0]} in --before and {rates[1]} in --after, so that another share "
-            "of the tokens would be replaced for each; continue with the same rate"
+            f"mask.rate is {rates[0]} in --before and {rates[1]} in --after, so different shares "
+            "of tokens would be replaced; continue the training with the same rate"
         )
 
 
 def scores(model: Model, dataset: PackedDataset) -> dict[str, dict[str, float]]:
-    """Score a model on held-out rows: a value by measure and language."""
+    """Score a model on held-out rows; return values by measure and language."""
     objective, params = model.trained.objective, model.trained.params
     mesh = make_mesh(_ONE_DEVICE, jax.devices()[:1])
     exact = evaluators.exact_masked_lm(
@@ -149,7 +149,7 @@ def scores(model: Model, dataset: PackedDataset) -> dict[str, dict[str, float]]:
 
 
 def _both(before: dict[str, float], after: dict[str, float]) -> dict[str, tuple[float, float]]:
-    """Join scores by language; an AUC of a language without replaced tokens is left out."""
+    """Join scores by language, without the AUC of languages without replaced tokens."""
     both = {name: (before[name], after[name]) for name in before if name in after}
     return {name: pair for name, pair in both.items() if not any(map(math.isnan, pair))}
 
@@ -157,8 +157,8 @@ def _both(before: dict[str, float], after: dict[str, float]) -> dict[str, tuple[
 def _task_changes(*folders: pathlib.Path) -> dict[tuple[str, str], Change]:
     """Read the reported metric of two runs of a task, by language.
 
-    Raises ValueError if a run is not finished, they differ in task, data or split, or no language
-    has a score in both.
+    Raises ValueError if a run is not finished, the runs differ in task, data or split, or no
+    language has a score in both.
     """
     before, after = folders
     for folder in folders:
@@ -176,7 +176,7 @@ def _task_changes(*folders: pathlib.Path) -> dict[tuple[str, str], Change]:
     if (name, split) != other:
         raise ValueError(
             f"--tasks: {before} is of {name}, {split} data, and {after} of {other[0]}, {other[1]} "
-            "data, so that their scores do not compare; name two runs of one task and one data"
+            "data, so their scores cannot be compared; name two runs on one task and data"
         )
     scores = [reported_scores(one) for one in found]
     change = _both(*scores)
@@ -186,24 +186,24 @@ def _task_changes(*folders: pathlib.Path) -> dict[tuple[str, str], Change]:
             f"--tasks: no language has a score in both {before} and {after}, which have "
             f"{languages}; name runs that score the same languages"
         )
-    # Reports name test data without a suffix.
+    # Report names have no suffix for test data.
     data = "" if split == "test" else f", {split} data"
     return {("task", f"{name}, {TASKS[name].metrics[0]}{data}"): change}
 
 
 def relative(measure: str, before: float, after: float) -> float:
-    """Return the relative loss of quality in per cent: negative for a gain, NaN if it was 0."""
+    """Return the relative loss of quality in per cent, below 0 for a gain; NaN if 0 before."""
     worse = after - before if measure == LOSS else before - after
     return 100 * worse / abs(before) if before else math.nan
 
 
 def form_of(measure: str) -> tuple[str, float]:
-    """Return a measure's number format and factor in tables; scores are in per cent."""
+    """Return a measure's number format and factor for tables; scores are in per cent."""
     return ("{:.3f}", 1.0) if measure == LOSS else ("{:.1f}", 100.0)
 
 
 def write_report(changes: Changes, title: str, folder: pathlib.Path) -> str:
-    """Write report, plot and results; return the report. ValueError if no score is in both runs."""
+    """Write report, plot and results; return the report. ValueError if runs share no score."""
     changes = {of: change for of, change in changes.items() if change}
     if not changes:
         raise ValueError(
@@ -225,7 +225,7 @@ def write_report(changes: Changes, title: str, folder: pathlib.Path) -> str:
 
 
 def change_table(measure: str, change: Change) -> str:
-    """Return a table: before, after and the relative loss, a row per language."""
+    """Return a table of before, after and the relative loss, with a row per language."""
     form, scale = form_of(measure)
     form = form.strip("{:}")
     rows = [
@@ -242,7 +242,7 @@ def change_table(measure: str, change: Change) -> str:
 
 
 def plot_changes(changes: Changes) -> str:
-    """Draw the relative losses of quality by language as bars, a panel per data and measure."""
+    """Draw the relative losses of quality by language as bars, in a panel per data and measure."""
     panels = []
     for (data, measure), change in changes.items():
         values = {name: relative(measure, *both) for name, both in sorted(change.items())}
@@ -266,12 +266,12 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_string("before", None, "The working directory that was started from.")
-    flags.DEFINE_string("after", None, "The working directory of the continued training.")
+    flags.DEFINE_string("before", None, "Working directory of the first training.")
+    flags.DEFINE_string("after", None, "Working directory of the continued training.")
     flags.DEFINE_list("rows", None, "Working directories with rows to score on.")
-    outputs.define_flags("The folder to write.")
+    outputs.define_flags("Output folder.")
     flags.DEFINE_string(
-        "allow_objective", "", "Objective of another package, imported if the runs record it."
+        "allow_objective", "", "Objective of another package to import, if the runs record it."
     )
     flags.DEFINE_list("tasks", [], "Two folders of finetune.py, before and after.")
     flags.DEFINE_integer("sequences", 1000, "Held-out rows used per language; 0 for all.", 0)

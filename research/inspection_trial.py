@@ -1,9 +1,9 @@
-"""Plant dirt in clean text, inspect it, and score what `xlm inspect` reports.
+"""Precision and recall of `xlm inspect` on clean text with planted dirt.
 
     python -m research.inspection_trial DATA WORK > TABLE.md
 
-DATA has bible/train/<lang>.txt.xz: a verse a line, a blank line after each chapter. The rules were
-tuned on the languages `TUNED`.
+DATA has bible/train/<lang>.txt.xz, with a verse per line and a blank line after each chapter. The
+rules were tuned on the languages "tuned on" of `GROUPS`.
 """
 
 import functools
@@ -20,12 +20,12 @@ GROUPS = {
     "not tuned on": ("ar", "de", "hr", "ja", "ml", "vi"),
     "tuned on": ("en", "fi", "my", "ru", "sw", "zh"),
 }
-BYSTANDERS = ("cs", "uk")  # not planted in
+BYSTANDERS = ("cs", "uk")  # without planted dirt
 FOREIGN = {"en": "de", "fi": "sw", "ru": "uk", "zh": "ja", "hr": "cs", "ja": "zh"}  # others: en
 AMOUNTS = (0.005, 0.03, 0.15)
-SIZE = 1_000_000  # bytes of text of a language
+SIZE = 1_000_000  # bytes of text per language
 TAGS = ('<p class="x">', "</p>", "<br/>", "&nbsp;", "&amp;", '<a href="#a1">', "</a>")
-# Kinds that planted dirt of another kind rightly shows as well.
+# Other kinds that planted dirt of a kind also is.
 ALSO = {
     "copies": {"repeated_lines", "near_copies"},
     "near_copies": {"repeated_lines", "copies"},
@@ -33,7 +33,7 @@ ALSO = {
     "other_script": {"other_language"},
     "repeated_lines": {"boilerplate", "copies", "near_copies"},
     "boilerplate": {"repeated_lines"},
-    "mojibake": {"control", "other_script"},  # it is of Latin letters and C1 characters
+    "mojibake": {"control", "other_script"},  # consists of Latin letters and C1 characters
     "long_lines": {"copies", "near_copies"},
 }
 Chapters = list[list[str]]
@@ -46,7 +46,7 @@ def size(lines: list[str]) -> int:
 
 
 def change(text: Chapters, share: float, rng: Random, dirt: Dirt) -> None:
-    """Change lines here and there until they are the wanted share."""
+    """Change random lines until they are `share` of the text."""
     left, places = share * sum(map(size, text)), [(c, i) for c in text for i in range(len(c))]
     for chapter, i in rng.sample(places, len(places)):
         chapter[i] = dirt(chapter[i], rng)
@@ -56,7 +56,7 @@ def change(text: Chapters, share: float, rng: Random, dirt: Dirt) -> None:
 
 
 def add(text: Chapters, share: float, rng: Random, pick: Dirt, apart: bool) -> None:
-    """Add lines in random places, or chapters, until they are the wanted share."""
+    """Add lines, or with `apart` chapters, at random places until they are `share` of the text."""
     left = share / (1 - share) * sum(map(size, text))
     while left > 0:
         lines = pick(rng)
@@ -67,7 +67,7 @@ def add(text: Chapters, share: float, rng: Random, pick: Dirt, apart: bool) -> N
 
 
 def edited(chapter: list[str], rng: Random) -> list[str]:
-    """A copy with a word in twenty replaced, or a character in thirty of text without blanks."""
+    """A copy with 1 word in 20 replaced, or 1 character in 30 in text without blanks."""
     blank = " " if " " in chapter[0] else ""
     units = [line.split(" ") if blank else list(line) for line in chapter]
     chance = 0.05 if blank else 0.033
@@ -91,7 +91,7 @@ CHANGED: Mapping[str, Dirt] = {
     "control": lambda line, _: f"{line[:20]}\0\x07{line[20:]}",
     "urls": lambda line, rng: f"{line} https://example.org/{rng.random()}/index.html?a=b",
 }
-ADDED: Mapping[str, Dirt] = {  # from clean chapters, lines of others, and chance
+ADDED: Mapping[str, Dirt] = {  # of clean chapters, lines of other languages, and a generator
     "boilerplate": lambda c, o, rng: [f"{c[0][0]} | {c[0][1]}"],
     "repeated_lines": lambda c, o, rng: [rng.choice(rng.choice(c[:40]))] * 5,
     "other_language": lambda c, o, rng: [rng.choice(o)],
@@ -103,7 +103,7 @@ ADDED: Mapping[str, Dirt] = {  # from clean chapters, lines of others, and chanc
 
 
 def read(data: pathlib.Path, language: str) -> tuple[Chapters, list[str]]:
-    """Return the last chapters, of `SIZE` bytes, and lines of the others."""
+    """Return the last chapters, some `SIZE` bytes, and the lines of all others."""
     with lzma.open(data / f"bible/train/{language}.txt.xz", "rt", encoding="utf-8") as file:
         text = file.read()
     chapters, most = text.strip().split("\n\n"), min(SIZE, len(text.encode()) * 2 / 3)

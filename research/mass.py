@@ -1,4 +1,4 @@
-"""Predicted probability mass of frequent and rare tokens, against their observed frequencies."""
+"""Predicted probability mass of frequent and rare tokens against their observed frequency."""
 
 import dataclasses
 import functools
@@ -16,7 +16,7 @@ _BATCH = 32
 
 
 def classes_of(counts: np.ndarray, ranks: list[int], vocab_size: int) -> np.ndarray:
-    """Return the class [V] of each token by rank; ids from `vocab_size` on are a separate class."""
+    """Return the rank class [V] of each token; ids from `vocab_size` on are a separate class."""
     rank = np.empty(len(counts), np.int64)
     rank[np.argsort(-counts, kind="stable")] = np.arange(len(counts))
     classes = np.searchsorted(ranks, rank, side="right")
@@ -33,7 +33,7 @@ def shares(
     """Sum targets, predicted probability and loss of each class over positions, [3, number].
 
     `probabilities` are [W, V] float32, `targets` [W] int32, `weights` [W] float32, and `classes`
-    [V] int32 below `number`.
+    [V] int32, below `number`.
     """
     own = jnp.take_along_axis(probabilities, targets[:, None], axis=1)[:, 0]
     add = functools.partial(jax.ops.segment_sum, num_segments=number)
@@ -50,7 +50,7 @@ def shares(
 def measure(
     objective: MaskedLM, params, dataset: PackedDataset, classes: np.ndarray, max_sequences: int
 ) -> np.ndarray:
-    """Sum the `shares` of up to `max_sequences` held-out sequences per language, [3, classes]."""
+    """Sum `shares` over up to `max_sequences` held-out sequences per language, [3, classes]."""
     number, of_words = int(classes.max()) + 1, jnp.asarray(classes)
     exact = dataclasses.replace(objective, languages=()).exact
 

@@ -1,4 +1,4 @@
-"""Measures of a pre-training, from the folder of its run: the content of its results."""
+"""Measures of a pre-training, read from the folder of its run."""
 
 import pathlib
 from typing import Any
@@ -8,7 +8,7 @@ from xlm.training.metrics import read_metrics
 
 
 def encoder(folder: pathlib.Path) -> dict[str, Any]:
-    """Return losses and retrieval by language, scores of the vocabulary, and minutes."""
+    """Return losses and retrieval by language, scores of the vocabulary, and training minutes."""
     report = artifacts.read_json(folder / "report" / "results.json")
     losses = {
         language: {key: one[key] for key in ("loss", "unigram", "bits_per_character")}
@@ -24,7 +24,7 @@ def encoder(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def minutes(folder: pathlib.Path) -> float:
-    """Sum the times of the intervals of training whose ends and speeds are recorded."""
+    """Sum the seconds of training intervals with recorded ends and speeds."""
     total, last = 0.0, 0.0
     for one in read_metrics(folder / "train" / "speed.jsonl"):
         total += (one["step"] - last) / one["steps_per_second"] / 60
@@ -33,7 +33,7 @@ def minutes(folder: pathlib.Path) -> float:
 
 
 def _vocabulary(path: pathlib.Path) -> dict[str, dict[str, Any]]:
-    """Return the scores of a vocabulary's own method by language; {} for a given tokenizer."""
+    """Return the scores of a vocabulary's own method, by language; {} for an existing tokenizer."""
     if not path.exists():
         return {}
     allocation = artifacts.read_json(path)
@@ -49,7 +49,7 @@ def _vocabulary(path: pathlib.Path) -> dict[str, dict[str, Any]]:
 
 
 def last_scores(folder: pathlib.Path, names: tuple[str, ...]) -> dict[str, float]:
-    """Return scores of the last evaluation in training, by their names in the metrics."""
+    """Return scores of the last evaluation in training, by metric name."""
     found: dict[str, float] = {}
     for one in read_metrics(folder / "train" / "metrics.jsonl"):
         found |= {name: one[name] for name in names if name in one}

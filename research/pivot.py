@@ -1,8 +1,7 @@
-"""Tables of results in Markdown: a line for each run or group of runs, means over seeds.
+"""Tables of results in Markdown: a line per run or group of runs, means over seeds.
 
-A `Line` has the results of a run by seed, a `Column` a measure of a result and the form of its
-values over seeds. `table` joins both, with the least detectable difference of two lines below each
-column.
+A `Line` has the results of a run by seed. A `Column` has a measure of a result and its format over
+seeds. `table` joins both, with the least detectable difference of two lines below each column.
 """
 
 import dataclasses
@@ -21,7 +20,7 @@ class Line:
     """Line of a table.
 
     Attributes:
-      cells: first cells: label, and more.
+      cells: first cells, such as the label.
       reference: results to compare with, seed by seed.
       is_settled: whether its spread counts for the detectable difference.
     """
@@ -34,14 +33,14 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """Column of a table, or two of them.
+    """One or two columns of a table.
 
     Attributes:
-      of: measure of a result, or None.
-      form: format of a number.
-      show: "mean"; "range", also least to largest; "cell", both in one cell, with the number of
+      of: measure of a result; returns a number or None.
+      form: number format.
+      show: "mean"; "range", also minimum to maximum; "cell", both in one cell, with the number of
         seeds if some lack a value; "change", the difference from the reference seed by seed, and
-        least to largest; "deviation", with the standard deviation and the number of seeds.
+        minimum to maximum; "deviation", with the standard deviation and the number of seeds.
       sign: 1 if more is better, -1 if less is; for plots and for the best.
       has_least: whether to show the detectable difference.
     """
@@ -59,13 +58,13 @@ class Column:
 
 
 def values(of: Measure, by_seed: BySeed) -> dict[int, float]:
-    """Return the values of a measure by seed, without seeds that lack it."""
+    """Return the values of a measure by seed, without missing ones."""
     found = {seed: of(result) for seed, result in by_seed.items()}
     return {seed: one for seed, one in found.items() if one is not None}
 
 
 def cells(column: Column, line: Line) -> list[str]:
-    """Return the cells of a column in a line, as many as it has titles."""
+    """Return the cells of a column in a line, one per title."""
     found = values(column.of, line.by_seed)
     if column.show == "change":
         base = values(column.of, line.reference)
@@ -87,7 +86,7 @@ def cells(column: Column, line: Line) -> list[str]:
 
 
 def least(column: Column, lines: Iterable[Line]) -> list[str]:
-    """Return the least detectable difference of two lines, in as many cells as a column has."""
+    """Return the least detectable difference of two lines, as the cells of a column."""
     empty = [""] * (len(column.titles) - 1)
     if column.show == "change" or not column.has_least:
         return ["", *empty]
@@ -107,10 +106,10 @@ def table(
     """Return a Markdown table; results may lack some measures.
 
     Args:
-      header: titles of the cells of the lines.
+      header: titles of the first cells.
       detectable: label of the line of detectable differences; "" for no such line.
       among: lines whose spread counts for it, by default those of the table.
-      more: further lines, as cells, after it.
+      more: cells of further lines, after it.
     """
     titles = [*header, *(title for column in columns for title in column.titles)]
     rows = [
@@ -124,7 +123,7 @@ def table(
 
 
 def markdown(titles: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> str:
-    """Return a Markdown table of cells, the first `texts` columns flush left."""
+    """Return a Markdown table of cells, with the first `texts` columns flush left."""
     bar = "|---" * texts + "|---:" * (len(titles) - texts) + "|"
     return "\n".join([f"| {' | '.join(titles)} |", bar, *(f"| {' | '.join(r)} |" for r in rows)])
 
@@ -132,7 +131,7 @@ def markdown(titles: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 
 def matrix(
     title: str, runs: Mapping[str, BySeed], columns: Sequence[Column], detectable: str = ""
 ) -> str:
-    """Return a table with a line for each run that has all measures."""
+    """Return a table with a line for each run with all measures."""
     lines = [
         Line((name,), by_seed)
         for name, by_seed in runs.items()
@@ -150,5 +149,5 @@ def highest(of: Callable[[Result], Mapping[str, float]], by_seed: BySeed, form: 
 
 
 def difference(metric: str, less: str) -> Callable[[Result], dict[str, float]]:
-    """Return the function of a metric less another, by item."""
+    """Return a function: a metric minus another, by item."""
     return lambda result: {name: one - result[less][name] for name, one in result[metric].items()}

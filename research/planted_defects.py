@@ -1,4 +1,4 @@
-"""Parallel text with planted defects, to test whether a report on pairs finds them.
+"""Parallel text with planted defects, a test for reports on pairs.
 
     python -m research.planted_defects --data=DATA --folder=tatoeba_bitext --output=DIR \\
         --defects=shuffled:de-fr,near_copies:en-nl,wrong_language:es-it:fi
@@ -6,12 +6,11 @@
 DIR links to everything in DATA except the named pairs. It has their files, `<a>-<b>.tsv` (also
 compressed), with a damaged second column:
 
-- `shuffled`: sentences change places, so that none is the translation beside it.
-- `near_copies`: the first column with a few letters exchanged.
-- `wrong_language`: sentences of a third language, from the other pairs of the folder.
+- `shuffled`: sentences change places, so none stands beside its translation.
+- `near_copies`: the first column with a few letters replaced.
+- `wrong_language`: sentences of a third language, from other pairs of the folder.
 
-So DIR takes the place of DATA in a config, and DATA is unchanged. The same seed gives the same
-files.
+Use DIR as DATA in a config. DATA is unchanged. The same seed gives the same files.
 """
 
 import bz2
@@ -30,21 +29,21 @@ from input_pipeline import text_files
 from xlm.common import artifacts, entry_point
 
 KINDS = ("shuffled", "near_copies", "wrong_language")
-# Exchanged share of the letters of a near copy, at least one in each sentence.
+# Replaced share of the letters of a near copy, at least one per sentence.
 _EXCHANGED = 0.05
 
 Row = tuple[str, ...]
 
 _COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
-    "gz": lambda data: gzip.compress(data, mtime=0),  # no time of day in the file
+    "gz": lambda data: gzip.compress(data, mtime=0),  # no time stamp in the file
     "xz": lzma.compress,
     "bz2": bz2.compress,
 }
 
 
 class Defect(NamedTuple):
-    """Defect to plant: one of `KINDS`, name of the file's pair, language of the wrong text."""
+    """Defect to plant: one of `KINDS`, pair of the file, and language of the wrong text."""
 
     kind: str
     pair: str
@@ -52,7 +51,7 @@ class Defect(NamedTuple):
 
 
 def parse(text: str) -> Defect:
-    """Return the defect of KIND:PAIR, or wrong_language:PAIR:LANGUAGE; else raise ValueError."""
+    """Parse KIND:PAIR or wrong_language:PAIR:LANGUAGE; ValueError for anything else."""
     kind, _, rest = text.partition(":")
     pair, _, language = rest.partition(":")
     if kind not in KINDS or not pair or bool(language) != (kind == "wrong_language"):
@@ -64,10 +63,10 @@ def parse(text: str) -> Defect:
 
 
 def damaged(defect: Defect, rows: Sequence[Row], wrong: Sequence[str], seed: int) -> list[Row]:
-    """Return the `rows` of two cells of a pair with the second column damaged.
+    """Return the `rows` (two cells) of a pair with a damaged second column.
 
     Rows with an empty cell stay unchanged. `wrong` are sentences of the wrong language, repeated if
-    they are too few. Raise ValueError if there is too little text for this defect.
+    there are too few. Raise ValueError if the pair has too little text for the defect.
     """
     rng = random.Random(f"{seed} {defect.kind} {defect.pair}")
     full = [i for i, row in enumerate(rows) if all(row)]
@@ -99,7 +98,7 @@ def damaged(defect: Defect, rows: Sequence[Row], wrong: Sequence[str], seed: int
 
 
 def _shuffled(texts: Sequence[str], rng: random.Random) -> list[str]:
-    """Return the texts in a random cycle: none stays in its place."""
+    """Return the texts in a random cycle, so none keeps its place."""
     order = rng.sample(range(len(texts)), len(texts))
     result = list(texts)
     for place, origin in zip(order, order[1:] + order[:1], strict=True):
@@ -108,7 +107,7 @@ def _shuffled(texts: Sequence[str], rng: random.Random) -> list[str]:
 
 
 def _near_copy(text: str, counts: Mapping[str, int], rng: random.Random) -> str:
-    """Return the text with a few letters replaced by others, drawn by their counts."""
+    """Replace a few letters of the text by others, drawn by their counts."""
     letters = [i for i, letter in enumerate(text) if letter.isalpha()]
     count = min(len(letters), max(1, round(_EXCHANGED * len(letters))))
     copy = list(text)
@@ -121,10 +120,10 @@ def _near_copy(text: str, counts: Mapping[str, int], rng: random.Random) -> str:
 def plant(
     data: pathlib.Path, folder: str, output: pathlib.Path, defects: Sequence[Defect], seed: int
 ) -> None:
-    """Write the corpus with defects of the pair files in `folder`, below `data`, to `output`.
+    """Write a corpus to `output`, with defects in the pair files of `folder`, below `data`.
 
     Raise ValueError, and write nothing, if a pair is named twice or does not exist, a file is
-    malformed, there is too little text, or `output` is in `data`.
+    malformed or has too little text, or `output` is in `data`.
     """
     files = _pair_files(data / folder)
     _check(defects, files, data / folder)
@@ -139,7 +138,7 @@ def plant(
 
 
 def _pair_files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
-    """Return the files of two languages without a header, by pair."""
+    """Return the headerless files of two languages, by pair."""
     if not folder.is_dir():
         raise ValueError(f"--folder: {folder} is no folder")
     found = {}
@@ -192,7 +191,7 @@ def _documents(path: pathlib.Path) -> list[list[Row]]:
 def _link(
     data: pathlib.Path, parts: Sequence[str], output: pathlib.Path, but: Collection[str]
 ) -> None:
-    """Link everything of `data` into `output`, except the files `but` of the folder at `parts`."""
+    """Link `data` into `output`, except the files `but` of the folder at `parts`."""
     output.mkdir(parents=True, exist_ok=True)
     for path in data.iterdir():
         if parts and path.name == parts[0]:
@@ -211,9 +210,9 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_string("data", None, "Root of the corpus.")
+    flags.DEFINE_string("data", None, "Data folder.")
     flags.DEFINE_string("folder", "tatoeba_bitext", "Folder of the pair files, below --data.")
-    flags.DEFINE_string("output", None, "Root of the new corpus.")
-    flags.DEFINE_list("defects", None, "KIND:PAIR, or wrong_language:PAIR:LANGUAGE.")
-    flags.DEFINE_integer("seed", 0, "Of the choices.")
+    flags.DEFINE_string("output", None, "Output folder.")
+    flags.DEFINE_list("defects", None, "Defects, KIND:PAIR or wrong_language:PAIR:LANGUAGE.")
+    flags.DEFINE_integer("seed", 0, "Random seed.")
     entry_point.run(main, required=("data", "output", "defects"))

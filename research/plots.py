@@ -1,4 +1,4 @@
-"""Plots of results: lines by a number, places by name, bars by item, dots with a fit."""
+"""Plots of results: lines by number, dots by name, bars by item, and dots with a fit."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ import numpy as np
 
 from research import drawing
 
-# Values of the seeds by x, of each series.
+# Values of the seeds, by series and x.
 Series = Mapping[str, Mapping[Any, Sequence[float]]]
 
 
@@ -22,12 +22,12 @@ class Panel:
 
     Attributes:
       series: values of the seeds by series and x, or by label and place.
-      marks: values of lines across it, by label.
+      marks: values of reference lines, by label.
       x, y: labels of the axes.
       ticks: labels of x.
       is_log: whether x is logarithmic.
-      is_band: whether the range of seeds is a band, not dots.
-      has_names: whether x has names, which have no order and so no lines.
+      is_band: whether the range of seeds is a band instead of dots.
+      has_names: whether x has names instead of numbers, so no lines.
       xlim: limits of the horizontal axis.
     """
 
@@ -44,7 +44,7 @@ class Panel:
 
 
 def lines(panels: Sequence[Panel], path: pathlib.Path, columns: int = 3) -> None:
-    """Plot the values of seeds and their means by x, a line for each series."""
+    """Plot the values of seeds and their means by x, with a line per series."""
     figure, flat = _figure(len(panels), columns, (4.4, 3.7))
     for axes, panel in zip(flat, panels, strict=False):
         for number, (series, by_x) in enumerate(panel.series.items()):
@@ -82,9 +82,9 @@ def _line(axes: plt.Axes, panel: Panel, label: str, drawn: Mapping, colour: str)
 
 
 def places(panels: Sequence[Panel], path: pathlib.Path, columns: int = 2) -> None:
-    """Plot the values of seeds and their means side by side, a place for each label.
+    """Plot the values of seeds and their means at one height per label.
 
-    The only series of a panel has its values by label.
+    The only series of a panel has values by label.
     """
     tallest = max(len(panel.series) for panel in panels)
     figure, flat = _figure(len(panels), columns, (5.5, 1.2 + 0.34 * tallest))
@@ -105,7 +105,7 @@ def places(panels: Sequence[Panel], path: pathlib.Path, columns: int = 2) -> Non
 
 
 def bars(panels: Sequence[tuple[str, Mapping[str, Mapping[str, float]]]], y: str, path) -> None:
-    """Plot values by item as grouped bars, a panel below another, a colour for each series."""
+    """Plot values by item as grouped bars, in stacked panels, with a colour per series."""
     figure, flat = _figure(len(panels), 1, (11, 2.6))
     for axes, (title, series) in zip(flat, panels, strict=True):
         names = sorted({name for values in series.values() for name in values})
@@ -124,7 +124,7 @@ def bars(panels: Sequence[tuple[str, Mapping[str, Mapping[str, float]]]], y: str
 
 
 def dots(panels: Sequence[Panel], path: pathlib.Path, columns: int) -> None:
-    """Plot means over seeds by x with their standard deviations, and a least-squares line."""
+    """Plot means over seeds by x with standard deviations and a least-squares line."""
     figure, flat = _figure(len(panels), columns, (2.6, 2.5))
     for axes, panel in zip(flat, panels, strict=False):
         for by_x in panel.series.values():
@@ -144,13 +144,13 @@ def dots(panels: Sequence[Panel], path: pathlib.Path, columns: int) -> None:
 
 
 def _show_seeds(axes: plt.Axes, values: Sequence[float], place: int, size: float = 16) -> None:
-    """Draw the values of the seeds side by side at height `place`, and a bar at their mean."""
+    """Draw the values of the seeds around height `place`, and a bar at their mean."""
     axes.plot(values, [place] * len(values), "o", color="tab:blue", alpha=0.5)
     axes.plot(statistics.fmean(values), place, "|", color="black", ms=size, mew=2)
 
 
 def _figure(count: int, columns: int, size: tuple[float, float]) -> tuple[plt.Figure, list]:
-    """Return a figure of panels in rows of some columns, without unused panels."""
+    """Return a figure with panels in rows of some columns, without unused panels."""
     columns = min(columns, count)
     rows = math.ceil(count / columns)
     figure, panels = plt.subplots(

@@ -3,10 +3,10 @@
     python -m research.predicted_mass --config=research/configs/sampling_quality.py:DATA \\
         --workdir=runs/sampling_quality --runs=full/seed0,knn/seed0
 
-Reads finished runs of the study `sampling_quality`. Tokens are ranked by their counts in the
-training sequences; for each class of ranks the table has the share of held-out targets, the share
-of probability that the model predicts with the full softmax at the same positions, and the loss of
-the targets in it. For a calibrated model both shares are equal.
+Reads finished runs of the study `sampling_quality`. It ranks tokens by their counts in the training
+sequences. For each class of ranks the table has the share of held-out targets, the mean probability
+of the class under the full softmax at the same positions, and the loss of its targets. A calibrated
+model has equal shares of targets and probability.
 """
 
 import pathlib
@@ -20,11 +20,11 @@ from xlm.common import artifacts, entry_point
 from xlm.experiment import data, model
 from xlm.experiment.masked_lm import masked_lm_of
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "The study's config.")
-_WORKDIR = flags.DEFINE_string("workdir", None, "The study's folder.")
+_CONFIG = config_flags.DEFINE_config_file("config", None, "Config of the study.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Working directory of the study.")
 _RUNS = flags.DEFINE_list("runs", ["full/seed0", "knn/seed0"], "SETTING/seedN.")
-_RANKS = flags.DEFINE_list("ranks", ["100", "1000", "5000", "15000"], "Where classes begin.")
-_ROWS = flags.DEFINE_integer("rows", 96, "Held-out rows of each language.")
+_RANKS = flags.DEFINE_list("ranks", ["100", "1000", "5000", "15000"], "First ranks of the classes.")
+_ROWS = flags.DEFINE_integer("rows", 96, "Held-out rows per language.")
 
 
 def main(_) -> None:

@@ -1,4 +1,4 @@
-"""Report of a study, from the results of a working directory or from its records."""
+"""Report of a study, from a working directory or from its records."""
 
 import pathlib
 
@@ -8,13 +8,13 @@ from xlm.common import artifacts
 
 
 def text(plan: Plan) -> str:
-    """Return a report in Markdown; its plots go to the plan's folder, if it has one.
+    """Return a report in Markdown; write its plots to the plan's folder, if any.
 
-    Raise ValueError if there are no finished runs.
+    Raise ValueError if no run has finished.
     """
     parts = plan.study.report(plan)
     if not parts:
-        raise ValueError("there are no finished runs to report; run some first")
+        raise ValueError("no run has finished; run the study first")
     return "\n\n".join([f"# {plan.study.title}", *parts]) + "\n"
 
 
@@ -25,14 +25,14 @@ def write(
     workdir: pathlib.Path | None = None,
     folder: pathlib.Path | None = None,
 ) -> str:
-    """Write a report of a study and return it.
+    """Write and return a report of a study.
 
     Args:
-      arguments: see `study.plan`; without `seeds=` it reports all.
-      workdir: of the runs; None for the records.
-      folder: of report and plots; None to write nothing.
+      arguments: those of `study.plan`; without `seeds=` it reports all seeds.
+      workdir: working directory of the runs; None for the records.
+      folder: folder for report and plots; None to write nothing.
     """
-    if workdir:  # with recorded results that the last call counted as done
+    if workdir:  # with recorded results, if the last call counted them as done
         rows = [*results.read(workdir / results.RESULTS), *results.in_folder(workdir)]
     else:
         rows = list(results.read(results.RECORDS / f"{name}.jsonl", name))

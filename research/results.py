@@ -1,12 +1,12 @@
-"""Results of studies in one long form: a row for each value of a run under a seed.
+"""Results of studies in long format: a row per run, seed, metric and item.
 
 A row is a line of JSON: study, run, seed, metric, item (a language, pair, direction or step; "" for
-none), value, and origin: overrides, commit, command, time. A run's rows are in its folder,
-`measured.jsonl`. The rows of all runs are in `results.jsonl` of the working directory, kept rows in
-`research/records`.
+none), value, and its origin (overrides, commit, command, time). `measured.jsonl` in the folder of a
+run has its rows. `results.jsonl` of the working directory has the rows of all runs, and
+`research/records` has kept rows.
 
-Records before 2026-11-29 have another form, a result file of a run a line: `path`, `content`,
-`commit` and `time`, with numbers of six significant digits. `read` reads both.
+Records before 2026-11-29 have a line per result file: `path`, `content`, `commit` and `time`, with
+numbers of six significant digits. `read` reads both formats.
 """
 
 import datetime
@@ -22,13 +22,13 @@ from xlm.common import artifacts
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RECORDS = pathlib.Path(__file__).resolve().parent / "records"
-# Rows of a run, in its folder, and of all runs, in the working directory.
+# Rows of a run in its folder, and of all runs in the working directory.
 MEASURED, RESULTS = "measured.jsonl", "results.jsonl"
 
 _SEED = re.compile(r"seed(\d+)")
-# Folders of a run in which its stages leave results.
+# Folders of a run with results of its stages.
 _OF_STAGES = {"report", "pairs", "forgetting"}
-# Keys whose children are items: those that have metrics below them, and those that are one.
+# Keys whose children are items. Below the first are metrics, the second are metrics themselves.
 _GROUPS = {"losses", "vocabulary", "test", "validation", "retrieval"}
 _METRICS = {
     "loss", "unigram", "below", "curve", "auc_curve", "auc", "excess", "before", "after",
@@ -39,7 +39,7 @@ _NAMES = ("data", "measure", "pair", "id", "split", "averaged", "beams")
 
 
 class Row(NamedTuple):
-    """A value of a run."""
+    """Value of a run."""
 
     study: str
     run: str
@@ -85,14 +85,14 @@ class Results:
         return list(self._runs)
 
     def of(self, run: str, seeds: Sequence[int] | None = None) -> BySeed:
-        """Return the results of a run by seed, of some seeds or of all."""
+        """Return the results of a run by seed, for some or all seeds."""
         found = self._runs.get(run, {})
         return {s: found[s] for s in (sorted(found) if seeds is None else seeds) if s in found}
 
     def joined(self, runs: Mapping[str, str], seeds: Sequence[int] | None = None) -> BySeed:
-        """Return the joined results of runs, under the seeds of the first.
+        """Return the joined results of runs, for the seeds of the first.
 
-        `runs` are names by the prefix of their metrics. None stands for all seeds.
+        `runs` has names by the prefix of their metrics. `seeds` None stands for all seeds.
         """
         first = next(iter(runs.values()))
         return {
@@ -105,7 +105,7 @@ class Results:
         }  # fmt: skip
 
     def merged(self, runs: Sequence[str], seeds: Sequence[int] | None = None) -> BySeed:
-        """Return the results of runs with different items, such as one per language, as one."""
+        """Merge the results of runs with different items, such as one run per language."""
         found: dict[int, Result] = {}
         for run in runs:
             for seed, result in self.of(run, seeds).items():
@@ -117,9 +117,9 @@ class Results:
 def mean(
     metric: str, items: Sequence[str] | None = None, *, less: str = "", scale: float = 1.0
 ) -> Callable[[Result], float | None]:
-    """Return a measure: the mean of a metric over items, by default all, or None without one.
+    """Return a measure: the mean of a metric over items, by default all; it is None without any.
 
-    It subtracts the metric `less`, and multiplies by `scale`, such as 100 for per cent.
+    The measure subtracts the metric `less`, and multiplies by `scale`, such as 100 for per cent.
     """
 
     def of(result: Result) -> float | None:
@@ -135,7 +135,7 @@ def mean(
 
 
 def shared_items(some: Iterable[Result], metric: str) -> list[str]:
-    """Return the common items of all results with a metric, in order."""
+    """Return the common items of all results that have a metric, in order."""
     sets = [set(result[metric]) for result in some if metric in result]
     return sorted(set.intersection(*sets)) if sets else []
 
@@ -144,7 +144,7 @@ def shared_items(some: Iterable[Result], metric: str) -> list[str]:
 
 
 def flat(content: Any, metric: tuple[str, ...] = (), item: tuple[str, ...] = ()) -> Iterator:
-    """Yield metric, item and value of everything in the content of a result file."""
+    """Yield metric, item and value of each value in the content of a result file."""
     if isinstance(content, Mapping):
         for key, value in content.items():
             last = metric[-1] if metric else ""
@@ -168,7 +168,7 @@ def flat(content: Any, metric: tuple[str, ...] = (), item: tuple[str, ...] = ())
 
 
 def run_of(path: str) -> tuple[str, int | None]:
-    """Return run and seed of the path of a result file; ("", None) for a state of training."""
+    """Return run and seed by the path of a result file; ("", None) for a training state."""
     *parts, _ = path.split("/")
     places = [place for place, part in enumerate(parts) if _SEED.fullmatch(part)]
     if not places:
@@ -181,10 +181,10 @@ def run_of(path: str) -> tuple[str, int | None]:
 
 
 def read(path: pathlib.Path, study: str = "") -> Iterator[Row]:
-    """Yield the rows of a file of either form, if it exists."""
+    """Yield the rows of a file in either format, if it exists."""
     if not path.exists():
         return
-    # Not splitlines(), which also cuts at characters that JSON keeps, such as U+2028.
+    # splitlines() would also split at characters that JSON keeps, such as U+2028.
     for line in filter(None, path.read_text(encoding="utf-8").split("\n")):
         found = json.loads(line)
         if "metric" in found:
@@ -204,13 +204,13 @@ def in_folder(workdir: pathlib.Path) -> list[Row]:
 
 
 def write(path: pathlib.Path, rows: Iterable[Row]) -> None:
-    """Write rows, atomically."""
+    """Write rows atomically."""
     lines = (json.dumps(row._asdict(), ensure_ascii=False) + "\n" for row in rows)
     artifacts.write_text(path, "".join(lines))
 
 
 def keep(study: str, workdir: pathlib.Path) -> int:
-    """Add the new runs of a working directory to a study's records; return their number."""
+    """Add new runs of a working directory to the records of a study; return their number."""
     record = RECORDS / f"{study}.jsonl"
     known = Results(read(record))
     new = [row for row in in_folder(workdir) if (row.run, row.seed) not in known]
@@ -221,7 +221,7 @@ def keep(study: str, workdir: pathlib.Path) -> int:
 
 
 def commit() -> str:
-    """Return the commit of the code, with a mark for changed files."""
+    """Return the commit of the code, marked if files have changed."""
     command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     return done.stdout.strip() or "unknown"

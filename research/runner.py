@@ -1,10 +1,10 @@
-"""Execution of a study's runs: commands as parallel processes, one core each, and resume.
+"""Execution of a study's runs: commands as parallel processes, one core each, with resume.
 
-A run is done when its folder has `measured.jsonl`, written last. The runner plans the runs of a
-study, begins runs without results whose needs are done, in order, and plans again after each. So a
-second call with the same WORKDIR does the missing runs. It rebuilds the needs of a result, such as
-an encoder, only if the result is missing. Commands keep their own state, too: a stopped training
-resumes at its last checkpoint.
+A run is done when its folder has `measured.jsonl`, its last file. The runner plans the runs of a
+study, and starts those without results whose needs are done. After each run it plans again. So a
+second call with the same WORKDIR starts only missing runs. It rebuilds the needs of a result, such
+as an encoder, only if the result is missing. Commands keep their own state as well: a stopped
+training resumes at its last checkpoint.
 """
 
 import concurrent.futures
@@ -36,21 +36,21 @@ from xlm.training.signals import EXIT_STOPPED
 
 _ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# Of this process, as signals are: sets and lists, which a handler may change at any time.
+# One per process, like signals. A handler may change these sets and lists at any time.
 _running: set[subprocess.Popen] = set()
 _asked: list[int] = []
 _before: dict[int, Any] = {}
 
-# 1. Processes, which stop together with this one.
+# 1. Processes, which stop when this one stops.
 
 
 @contextlib.contextmanager
 def stopped_together() -> Iterator[None]:
-    """On SIGTERM or Ctrl-C ask the running processes to stop, and stop at the end of the block.
+    """On SIGTERM or Ctrl-C, stop the running processes, and exit at the end of the block.
 
     A stage saves its state on SIGTERM (`xlm.training.signals`). If only the runner ended, the stage
-    would continue and keep its folder locked. Inner blocks, and blocks of other threads, do
-    nothing. After a signal, raise SystemExit with `EXIT_STOPPED`.
+    would continue and keep its folder locked. Inner blocks and blocks of other threads do nothing.
+    After a signal, raise SystemExit with `EXIT_STOPPED`.
     """
     if _before or threading.current_thread() is not threading.main_thread():
         yield
@@ -69,11 +69,11 @@ def stopped_together() -> Iterator[None]:
 
 def _stop(number: int, frame: FrameType | None) -> None:
     del frame
-    logging.warning("%s: stopping what runs", signal.Signals(number).name)
+    logging.warning("%s: stopping the running processes", signal.Signals(number).name)
     _asked.append(number)
     for process in tuple(_running):
-        # For Ctrl-C, too: the terminal has sent it to them already, and a second one would end them
-        # before they save.
+        # SIGTERM for Ctrl-C as well. The terminal has sent them SIGINT, and a second SIGINT would
+        # end them before they save.
         process.terminate()
     if number == signal.SIGINT:
         signal.signal(number, signal.default_int_handler)
@@ -84,7 +84,7 @@ def execute(
 ) -> None:
     """Run a command of this repository, and append its output to a log.
 
-    Raise ValueError if it fails, SystemExit if it or this process was asked to stop.
+    Raise ValueError if it fails, and SystemExit if it or this process got a signal to stop.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with stopped_together(), open(log, "a", encoding="utf-8") as file:
@@ -94,12 +94,12 @@ def execute(
         with subprocess.Popen(command, **options) as process:
             _running.add(process)
             try:
-                if _asked:  # before it was among those running
+                if _asked:  # before `_running` had it
                     process.terminate()
                 process.wait()
             finally:
                 _running.discard(process)
-        # Of most stages another one: they have no state to save, and are done again.
+        # Most stages exit with another status: they save no state, and start again.
         if process.returncode == EXIT_STOPPED or (_asked and process.returncode):
             sys.exit(EXIT_STOPPED)
     if process.returncode:
@@ -111,13 +111,13 @@ def execute(
 
 
 def resolved(word: str, data: pathlib.Path, workdir: pathlib.Path) -> str:
-    """Return a word of a command with the folders in place of DATA and WORKDIR."""
+    """Return a word of a command with folders for DATA and WORKDIR."""
     folders = {"DATA": str(data.absolute()), "WORKDIR": str(workdir.absolute())}
     return re.sub(r"\b(DATA|WORKDIR)(?=/|,|'|\"|$)", lambda found: folders[found[1]], word)
 
 
 def words_of(run: Run, step: Step) -> list[str]:
-    """Return the words of a step after the interpreter, with DATA and WORKDIR in them."""
+    """Return the words of a step after the interpreter, with DATA and WORKDIR still in them."""
     words = list(step.words)
     if step.has_config:
         overrides = {**run.overrides, **step.overrides}
@@ -127,7 +127,7 @@ def words_of(run: Run, step: Step) -> list[str]:
 
 
 def do(run: Run, plan: Plan, workdir: pathlib.Path, command: str, *, one_thread: bool) -> None:
-    """Execute a run, and write its results last."""
+    """Execute a run; write its results last."""
     assert plan.data
     folder = workdir / run.folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -159,8 +159,8 @@ def do(run: Run, plan: Plan, workdir: pathlib.Path, command: str, *, one_thread:
 def claim(workdir: pathlib.Path, config: ConfigDict) -> artifacts.Stage:
     """Refuse a working directory with runs of another config or other text.
 
-    Its finished runs would count as runs of the present settings. Moved text is the same text: only
-    names and sizes of its files are compared, and the stages record a digest.
+    Its finished runs would count as runs of the present settings. Text may move: this compares only
+    names and sizes of files, and the stages record a digest.
     """
     spec = data.corpus_spec(config)
     paths = {one.path for one in sources.find_text(spec)}
@@ -168,12 +168,12 @@ def claim(workdir: pathlib.Path, config: ConfigDict) -> artifacts.Stage:
     sizes = sorted((os.path.relpath(path, spec.root), path.stat().st_size) for path in paths)
     settings = config.to_dict()
     for section, key in (("corpus", "root"), ("vocab", "num_workers"), ("store", "num_workers")):
-        del settings[section][key]  # these change no result
+        del settings[section][key]  # they change no result
     return artifacts.open_stage(workdir, {**settings, "text": artifacts.fingerprint(sizes)})
 
 
 class _Pool:
-    """Workers, with `pin` on a core each."""
+    """Workers, each on its own core with `pin`."""
 
     def __init__(self, workers: int, pin: bool):
         available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
@@ -183,7 +183,7 @@ class _Pool:
 
         def keep_to_a_core() -> None:
             if pin and available:
-                # Affects only the calling thread, and the processes that it starts.
+                # Affects only the calling thread and the processes that it starts.
                 os.sched_setaffinity(0, {cores.get()})
 
         self.size = workers
@@ -207,8 +207,8 @@ def run(
       pin: whether each run has one core and one thread.
 
     Raises:
-      ValueError: runs failed; it executes all others first.
-      SystemExit: this process, or a run, was asked to stop.
+      ValueError: runs failed, after the end of all others.
+      SystemExit: this process, or a run, got a signal to stop.
     """
     recorded = list(results.read(results.RECORDS / f"{name}.jsonl", name)) if with_records else []
     known = Results([*recorded, *results.in_folder(workdir)])
@@ -220,13 +220,13 @@ def run(
         results.write(workdir / results.RESULTS, [*recorded, *results.in_folder(workdir)])
     if failed:
         first = next(iter(failed.values()))
-        raise ValueError(f"{len(failed)} runs of {name} failed, others are done: {first}")
+        raise ValueError(f"{len(failed)} runs of {name} failed, all others are done: {first}")
 
 
 def _execute_all(
     plan: Plan, workdir: pathlib.Path, command: str, pool: _Pool, pin: bool
 ) -> dict[tuple[str, int | None], str]:
-    """Begin runs whose needs are done, until there are none; return the errors of failed runs."""
+    """Start runs whose needs are done, until none is left; return the errors of failed runs."""
     failed: dict[tuple[str, int | None], str] = {}
     begun: dict[concurrent.futures.Future, Run] = {}
     with stopped_together(), pool.threads:
@@ -239,7 +239,7 @@ def _execute_all(
                 if one.key not in busy and all(is_made(each, workdir) for each in one.needs)
             ]
             for one in ready[: pool.size - len(begun)] if not _asked else []:
-                logging.info("%s: begun, of %d left", one.folder, len(wanted))
+                logging.info("%s: started, %d left", one.folder, len(wanted))
                 task = pool.threads.submit(_timed, one, plan, workdir, command, pin)
                 begun[task] = one
             if not begun:
@@ -254,11 +254,11 @@ def _execute_all(
 
 
 def _timed(run: Run, plan: Plan, workdir: pathlib.Path, command: str, pin: bool) -> str:
-    """Execute a run; return the message of its error, which stops no other run."""
+    """Execute a run; return its error message. Other runs continue."""
     begin = time.monotonic()
     try:
         do(run, plan, workdir, command, one_thread=pin)
-    except ValueError as error:  # user input; the message suffices
+    except ValueError as error:  # user input, so no traceback
         return str(error)
     except Exception as error:
         logging.error("a run has failed", exc_info=error)
@@ -268,7 +268,7 @@ def _timed(run: Run, plan: Plan, workdir: pathlib.Path, command: str, pin: bool)
 
 
 def is_made(run: Run, workdir: pathlib.Path) -> bool:
-    """Return whether the folder of a run is complete."""
+    """Return whether a run's folder is complete."""
     return (workdir / run.folder / results.MEASURED).exists()
 
 

@@ -1,12 +1,12 @@
-"""Training data of tasks in other languages than English, from their development data.
+"""Training data of tasks in languages other than English, made from development data.
 
     python -m research.splits --data=DATA --output=FOLDER --tasks=udpos,xnli --languages=de,en
 
 Files keep their order. POS trains on the first nine tenths of the development data, selects on the
-last, and tests on the test data. NER and XNLI have no other data: they train on the first six
-tenths of the development data, select on the next and test on the last three. XNLI's files are
-line-by-line translations, so training on all of them is the papers' translate-train-all. Its 830
-premises have three lines each, and no split divides one.
+last tenth, and tests on the test data. NER and XNLI have no other data. They train on the first six
+tenths of the development data, select on the next tenth, and test on the last three. XNLI's files
+are line-by-line translations, so training on all is the papers' translate-train-all. Each of its
+830 premises has three lines, and splits keep these together.
 """
 
 import pathlib
@@ -21,7 +21,7 @@ from xlm.common import artifacts, entry_point
 
 
 class Share(NamedTuple):
-    """Slice of a file of examples, from `begin` to `end` as fractions of their number."""
+    """Slice of a file of examples; `begin` and `end` are fractions of their number."""
 
     source: str
     begin: float
@@ -44,12 +44,12 @@ SPLITS = {
     "wikiann": _of_dev("wikiann_ner"),
     "xnli": _of_dev("xnli"),
 }
-# Tasks whose files are tables with a header, an example a line; in others a blank line ends each.
+# Tasks with tables: a header, then a line per example. In others a blank line ends an example.
 _TABLES = ("xnli",)
 
 
 def run(tasks: Sequence[str], languages: Sequence[str]) -> Run:
-    """Return the run that writes the splits of tasks, in the languages that they have."""
+    """Return the run that writes the splits of tasks in their languages."""
     words = (
         "-m", "research.splits", "--data=DATA", "--output=WORKDIR/splits",
         f"--tasks={','.join(tasks)}", f"--languages={','.join(languages)}",
@@ -58,7 +58,7 @@ def run(tasks: Sequence[str], languages: Sequence[str]) -> Run:
 
 
 def keys(task: str, languages: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the keys of a fine-tuning on the splits, all in some languages if they are given."""
+    """Return the keys of fine-tuning on the splits, all in `languages` if given."""
     own = SPLITS[task]
     return {
         "task.root": "WORKDIR/splits",
@@ -68,14 +68,14 @@ def keys(task: str, languages: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def part(examples: Sequence[str], share: Share) -> Sequence[str]:
-    """Select the examples of a share; adjacent shares are disjoint and leave no gap."""
+    """Select the examples of a share; adjacent shares neither overlap nor leave a gap."""
     return examples[round(share.begin * len(examples)) : round(share.end * len(examples))]
 
 
 def write(
     data: pathlib.Path, output: pathlib.Path, tasks: Sequence[str], languages: Sequence[str]
 ) -> None:
-    """Write all splits of some tasks, for the `languages` that a task has.
+    """Write all splits of some tasks, in those of the `languages` that a task has.
 
     Raise ValueError if a task has none of them, or a file is empty or damaged.
     """
@@ -96,7 +96,7 @@ def write(
 
 
 def _part_of_file(task: str, text: str, share: Share) -> str:
-    """Return the file of a share of the examples in the file of a task."""
+    """Return the text of a share of the examples in a task's file."""
     if task in _TABLES:
         header, *rows = (f"{line}\n" for line in text.rstrip("\n").split("\n"))
         return "".join([header, *part(rows, share)])
@@ -110,8 +110,8 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_string("data", None, "Folder of the data.")
-    flags.DEFINE_string("output", None, "Folder of the splits.")
+    flags.DEFINE_string("data", None, "Data folder.")
+    flags.DEFINE_string("output", None, "Output folder.")
     flags.DEFINE_list("tasks", list(SPLITS), "Tasks.")
     flags.DEFINE_list("languages", None, "Languages.")
     entry_point.run(main, required=("data", "output", "languages"))

@@ -1,9 +1,9 @@
 """A study: named runs, their needs, measures and report.
 
 A study is a module of `research/studies` with a `STUDY`. It plans its `runs` from the results so
-far. So a run may depend on results, such as a learning rate that another run chose: the runner asks
-again after each run (`research.runner`). The words DATA and WORKDIR stand for folders, and the
-runner replaces them.
+far, and the runner asks it again after each run (`research.runner`). So a run may depend on
+results, such as a learning rate chosen by other runs. The words DATA and WORKDIR stand for folders,
+which the runner fills in.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ class Step:
 
     Attributes:
       words: script or module, and flags.
-      overrides: keys of the config for this command only.
+      overrides: config keys for this command only.
       has_config: whether it takes --config, the run's overrides and --workdir.
     """
 
@@ -42,16 +42,16 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Commands in a folder of their own, WORKDIR/NAME or WORKDIR/NAME/seedN.
+    """Commands with a folder of their own, WORKDIR/NAME or WORKDIR/NAME/seedN.
 
     Attributes:
-      seed: of parameters, masks and order; None for a run without.
+      seed: seed of parameters, masks and data order; None for a run without seeds.
       config: value of --config.
-      overrides: changed keys of the config.
-      links: links in its folder, by name, to paths below WORKDIR.
+      overrides: changed config keys.
+      links: links in the run's folder, by name, to paths below WORKDIR.
       needs: runs that must end first.
-      measure: returns the content of its results, given its folder; None for a run without results
-        that others need.
+      measure: returns the results, given the run's folder; None for a run without results, which
+        other runs need.
     """
 
     name: str
@@ -69,12 +69,12 @@ class Run:
 
     @property
     def folder(self) -> str:
-        """Folder below the working directory."""
+        """Folder, relative to the working directory."""
         return self.name if self.seed is None else f"{self.name}/seed{self.seed}"
 
     @property
     def path(self) -> str:
-        """Folder as a word of a command."""
+        """Folder, as a word of a command."""
         return f"WORKDIR/{self.folder}"
 
 
@@ -83,12 +83,12 @@ class Plan:
     """Request to a study.
 
     Attributes:
-      chosen: values of its options.
-      seeds: to run, or to report; None to report all.
+      chosen: values of the study's options.
+      seeds: seeds to run or to report; None to report all.
       results: results so far.
-      data: folder of the data; None for a report.
-      overrides: keys of the config of all pre-trainings.
-      folder: of the plots of a report; None for tables only.
+      data: data folder; None for a report.
+      overrides: config keys of all pre-trainings.
+      folder: folder for the plots of a report; None for tables only.
     """
 
     name: str
@@ -102,11 +102,11 @@ class Plan:
 
     @property
     def first_seed(self) -> int:
-        """Seed that chooses, such as a learning rate for all others."""
+        """First seed, which chooses learning rates and the like for all others."""
         return (self.seeds or self.study.seeds)[0]
 
     def config(self, config: str, overrides: Mapping[str, Any] | None = None) -> ConfigDict:
-        """Return the config of a run, by the value of --config and changed keys."""
+        """Return the config of a run, from the value of --config and the changed keys."""
         found = load(config, str(self.data or "DATA"))
         found.update_from_flattened_dict({**(overrides or {}), **self.overrides})
         return found
@@ -114,8 +114,8 @@ class Plan:
     def tested(self, pattern: str, languages: Iterable[str], remedy: str) -> tuple[str, ...]:
         """Return the languages of the pre-training in which a task has test data.
 
-        {} in the `pattern` of test files below DATA stands for the language. Without any, raise
-        ValueError with `remedy`.
+        `pattern` matches test files below DATA; {} stands for the language. Raise ValueError with
+        `remedy` if no language has any.
         """
         assert self.data, "reports have no data"
         found = tuple(name for name in languages if (self.data / pattern.format(name)).exists())
@@ -127,9 +127,9 @@ class Plan:
         return found
 
     def best(self, names: Mapping[str, str], metric: str) -> str | None:
-        """Return the choice whose run has most of a metric under the first seed.
+        """Return the choice whose run has the highest metric under the first seed.
 
-        `names` are runs by choice. Return None while a result is missing.
+        `names` has runs by choice. Return None while a result is missing.
         """
         found = {
             choice: self.results.of(name).get(self.first_seed) for choice, name in names.items()
@@ -138,7 +138,7 @@ class Plan:
         return max(scores, key=scores.__getitem__) if len(scores) == len(names) else None
 
     def choices(self, names: Mapping[str, str], metric: str, seed: int) -> list[str]:
-        """Return the choices to run under a seed: all under the first, then the best if known."""
+        """Return the choices to run: all under the first seed, the best for others, if known."""
         if seed == self.first_seed:
             return list(names)
         best = self.best(names, metric)
@@ -153,14 +153,14 @@ class Study:
     """A study.
 
     Attributes:
-      title: of its report.
+      title: title of its report.
       config: value of --config of its pre-trainings, with DATA.
       runs: plans its runs, in the order of their start; see `Plan`.
-      report: makes the parts of its report.
-      options: default values by name of option.
-      known: allowed values of options with a list of them.
-      seeds: by default.
-      overrides: keys of the config of all pre-trainings.
+      report: returns the parts of its report.
+      options: default values by option.
+      known: allowed values, of options with a fixed list of them.
+      seeds: default seeds.
+      overrides: config keys of all pre-trainings.
     """
 
     title: str
@@ -186,7 +186,7 @@ def find(name: str) -> Study:
 
 
 def plan(name: str, arguments: Sequence[str], **more: Any) -> Plan:
-    """Return the plan of a study by arguments, such as `figures=alpha` and `seeds=0,1`.
+    """Return the plan of a study from arguments such as `figures=alpha` and `seeds=0,1`.
 
     `config.train.num_steps=20` changes a key. Raise ValueError for an unknown option or value.
     """
@@ -214,7 +214,7 @@ def plan(name: str, arguments: Sequence[str], **more: Any) -> Plan:
 
 
 def _typed(config: str, key: str, text: str) -> Any:
-    """Return a value of a key's type; ValueError for an unknown key or a value of another type."""
+    """Parse a value by the type of its key; ValueError for an unknown key or another type."""
     found: Any = load(config, "DATA")
     for part in key.split("."):
         if part not in found:
@@ -222,12 +222,14 @@ def _typed(config: str, key: str, text: str) -> Any:
         found = found[part]
     kind = type(found)
     if kind not in (bool, int, float, str):
-        raise ValueError(f"config.{key}={text}: only single values can be set, and it is {found!r}")
+        raise ValueError(
+            f"config.{key}={text}: only single values can be set, and this key is {found!r}"
+        )
     return text == "True" if kind is bool else kind(text)
 
 
 def load(config: str, data: str) -> ConfigDict:
-    """Return the config of a value of --config, with the folder `data` for DATA."""
+    """Return the config of a value of --config, with `data` for DATA."""
     return grids.load(config.replace("DATA", data))
 
 
@@ -235,7 +237,7 @@ def load(config: str, data: str) -> ConfigDict:
 
 
 def data_run(config: ConfigDict, argument: str, overrides: Mapping[str, Any]) -> Run:
-    """Return the run of a vocabulary and packed rows, one for all equal settings of these."""
+    """Return the run of a vocabulary and a packed dataset; equal settings share a run."""
     own = {key: value for key, value in overrides.items() if key.startswith(_OF_DATA)}
     steps = (Step(("build_vocab.py",)), Step(("prepare_data.py",)))
     return Run(grids.data_folder(config), None, steps, argument, own)
@@ -253,12 +255,12 @@ def encoder(
     steps: tuple[Step, ...] = (Step(("train.py",)), Step(("evaluate.py",))),
     needs: tuple[Run, ...] = (),
 ) -> Run:
-    """Return the run of a pre-training, on vocabulary and rows of `data` or of its own config."""
+    """Return the run of a pre-training, on the vocabulary and rows of `data` or its own config."""
     argument = config or plan.study.config
     own = {**overrides, **plan.overrides}
     data = data or data_run(plan.config(argument, overrides), argument, own)
     links = {"vocab": f"{data.folder}/vocab", "rows": f"{data.folder}/rows"}
-    if plan.config(argument, own).phases:  # which have rows of their own
+    if plan.config(argument, own).phases:  # which have their own rows
         del links["rows"]
         steps = (Step(("prepare_data.py",)), *steps)
     own["train.seed"] = seed

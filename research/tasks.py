@@ -1,8 +1,8 @@
 """Fine-tuning tasks of studies: trained on English, tested in other languages.
 
-Embeddings are frozen, so that tokens of other languages keep their neighbours. English development
-data select the parameters. WikiANN has no other English test set, so means leave English out.
-Tatoeba needs no training. Without a development set its layer is fixed, two thirds up as in XTREME.
+Embeddings are frozen, so tokens of other languages keep their neighbours. English development data
+select the parameters. WikiANN has no other English test set, so means leave English out. Tatoeba
+needs no training. It has no development set, so its layer is fixed, two thirds up as in XTREME.
 """
 
 import dataclasses
@@ -25,8 +25,8 @@ class Task:
     Attributes:
       metric: reported metric.
       test: pattern of its test files below the data folder.
-      epochs: of fine-tuning; 0 for retrieval.
-      change: changed keys of its config.
+      epochs: epochs of fine-tuning; 0 for retrieval.
+      change: changed config keys.
       unseen: title and pattern of test files in languages that no encoder has seen.
     """
 
@@ -51,10 +51,10 @@ TASKS = {
 
 
 def tuning_keys(task: Task, rate: str) -> dict[str, Any]:
-    """Return the keys of fine-tuning that differ from a task's config, at a learning rate."""
+    """Return the changed keys of fine-tuning on a task, at a learning rate."""
     return {
         **task.change,
-        "task.text_pooling": "mean",  # after so few steps <s> knows nothing of its text
+        "task.text_pooling": "mean",  # after so few steps <s> does not represent its text
         "optimizer.frozen": ("embeddings",),
         "optimizer.learning_rate": float(rate),
         "model.attention_dropout_rate": 0.0,
@@ -64,7 +64,7 @@ def tuning_keys(task: Task, rate: str) -> dict[str, Any]:
 
 
 def retrieval_keys(num_layers: int) -> dict[str, Any]:
-    """Return the keys of retrieval that differ from a task's config."""
+    """Return the changed keys of retrieval on a task."""
     return {"task.layer": round(num_layers * 2 / 3)}
 
 
@@ -77,10 +77,10 @@ def task_run(
     languages: Sequence[str],
     needs: tuple[Run, ...] = (),
 ) -> Run:
-    """Return the run of a task from an encoder, with a `change` of keys of the task's config.
+    """Return the run of a task from an encoder, with a `change` of the task's config.
 
-    It tests in those `languages`, of the pre-training, that have test data. Other `needs` must end
-    first.
+    It tests in the `languages` of the pre-training that have test data. `needs` are further runs
+    that must end first.
     """
     remedy = f"add them, or leave {task} out of tasks="
     overrides = {
@@ -97,7 +97,7 @@ def task_run(
 
 
 def task_results(folder: pathlib.Path) -> Any:
-    """Return the results of a fine-tuning."""
+    """Return the results of fine-tuning."""
     return artifacts.read_json(folder / "results.json")
 
 
@@ -116,8 +116,8 @@ def zero_shot(found: Mapping[str, float]) -> float | None:
 def columns(task: str, languages: Sequence[str], change: str = "") -> list[Column]:
     """Return the columns of a table of scores, in per cent.
 
-    There is a column for each language, and one of the mean without English, with its range.
-    `change` is the title of a column of the difference of that mean from a line's reference.
+    Each language has a column, and so has the mean without English, with its range. `change` is the
+    title of a column with the difference of that mean from a line's reference.
     """
     metric = TASKS[task].metric
     others = mean(metric, [name for name in languages if name != "en"], scale=100)
@@ -131,8 +131,8 @@ def choice_table(
 ) -> str:
     """Return a table of the development scores behind choices, in per cent.
 
-    The values of `option` are the choices, `metric` chose. `rows` has runs by choice, by label; it
-    leaves out those without results.
+    The choices are the values of `option`, and `metric` chose. `rows` has runs by label and choice.
+    Runs without results are left out.
     """
     found = {
         label: [plan.results.of(name).get(plan.first_seed) for name in names.values()]
@@ -147,6 +147,6 @@ def choice_table(
 
 
 def transfer_gap(found: Mapping[str, float]) -> float | None:
-    """Return English minus the mean of the others (XY-LENT Section 6.5); None without English."""
+    """Return English minus the mean of other languages (XY-LENT Section 6.5), or None."""
     others = zero_shot(found)
     return found["en"] - others if "en" in found and others is not None else None

@@ -1,11 +1,11 @@
-"""Search of a finished run that translates, again: greedy and beams, one checkpoint and means.
+"""Decode with a finished translation run again: greedy and beams, one checkpoint and means.
 
     python -m research.translation_search --workdir=RUN --output=FOLDER --beams=1,5 --averaged=1,3
 
-RUN is a working directory of finetune.py, with its checkpoints. Translates its development and test
-data with every number of hypotheses of --beams and the mean of every number of last checkpoints of
---averaged. Searches of one number of checkpoints take turns, twice, the first time to compile; the
-time is that of the second. Results go to FOLDER/search.json, RUN by default.
+RUN is a working directory of finetune.py, with its checkpoints. The command translates development
+and test data for each number of hypotheses in --beams, and for the mean of each number of last
+checkpoints in --averaged. For each number of checkpoints it runs all beams twice. The first round
+compiles, the second is timed. Results go to FOLDER/search.json, RUN by default.
 """
 
 import dataclasses
@@ -37,14 +37,14 @@ SEARCH = "search.json"
 def search(
     folder: pathlib.Path, beams: Sequence[int], averaged: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Translate with the means of the last `averaged` checkpoints, by each number of `beams`.
+    """Translate with the mean of the last `averaged` checkpoints, for each number of `beams`.
 
     Return a record for each choice, split and direction: `split`, `direction`, `beams`, `averaged`,
     `bleu`, `chrf`, `sentences_per_second`. Raise ValueError if the run of finetune.py in `folder`
-    has not ended, or has fewer checkpoints.
+    has not ended, or has too few checkpoints.
     """
     config = run_config(folder)
-    # A run records only the keys that its results depend on.
+    # A run records only keys that change its results.
     config.train = {**translation_config.get_config().train.to_dict(), **config.train.to_dict()}
     notes = read_params(folder / BEST)[1]
     model = builders.model_of_notes(notes, read_tokenizer(folder, notes.tokenizer))
@@ -114,8 +114,8 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_string("workdir", None, "A finished run of finetune.py.")
-    flags.DEFINE_string("output", None, "Folder of the results.")
+    flags.DEFINE_string("workdir", None, "Working directory of a finished run of finetune.py.")
+    flags.DEFINE_string("output", None, "Output folder.")
     flags.DEFINE_list("beams", ["1", "5"], "Numbers of hypotheses.")
-    flags.DEFINE_list("averaged", ["1", "3"], "Numbers of checkpoints.")
+    flags.DEFINE_list("averaged", ["1", "3"], "Numbers of averaged checkpoints.")
     entry_point.run(main, required=("workdir",))

@@ -1,16 +1,16 @@
-"""Methods of choosing a vocabulary against their peers, on text of twelve unequal languages.
+"""Comparison of our vocabulary methods with their peers, on text of twelve unequal languages.
 
     python -m research.vocabulary_peers --data=DATA --output=DIR --languages=second --draws=3
 
 Rerun it to resume.
 
-DATA has the folders of research/README.md. Each language gets its bytes of `LANGUAGES`, which each
-seed draws again. Parity is fitted on the second half of `ntrex/train`. Its first half is training
-text. Tokens are counted on parallel text of other documents (`news`) and of another domain
-(`wiki`). An unknown character counts as its bytes in UTF-8: no method gains by leaving it out.
+DATA has the folders of research/README.md. `LANGUAGES` has the bytes of text per language, and each
+seed draws other text. Parity is fitted on the second half of `ntrex/train`. The first half is
+training text. Tokens are counted on parallel text of other documents (`news`) and of another domain
+(`wiki`). An unknown character counts as its UTF-8 bytes, so no method gains by leaving it out.
 
-Each row of the table is one vocabulary. In brackets: half the width of the 95 % interval by
-bootstrap over sentences, the same sentences in all languages; of several draws, their range.
+Each row of the table is one vocabulary. In brackets: half the width of the 95 % interval, by
+bootstrap over sentences, with the same sentences in all languages. For several draws: their range.
 """
 
 import json
@@ -37,14 +37,14 @@ from vocap.settings import BYTE_BPE, VocabularySettings
 from vocap.text_rules import TextRules
 from xlm.common import artifacts, tables
 
-_DATA = flags.DEFINE_string("data", None, "Folder of the data.")
-_OUTPUT = flags.DEFINE_string("output", None, "Folder of report.md, results.json and the cache.")
+_DATA = flags.DEFINE_string("data", None, "Data folder.")
+_OUTPUT = flags.DEFINE_string("output", None, "Folder for report.md, results.json and the cache.")
 _SET = flags.DEFINE_enum("languages", "first", ("first", "second", "all"), "Set of languages.")
-_SIZE = flags.DEFINE_integer("size", 16_000, "Pieces, special tokens included.")
-_DRAWS = flags.DEFINE_integer("draws", 1, "Draws of the text.", lower_bound=1)
+_SIZE = flags.DEFINE_integer("size", 16_000, "Vocabulary size, with special tokens.")
+_DRAWS = flags.DEFINE_integer("draws", 1, "Number of draws of the text.", lower_bound=1)
 _METHODS = flags.DEFINE_string("methods", "", "Regular expression of the methods to run.")
 
-# Bytes of training text. The method was chosen on the first set.
+# Bytes of training text. We chose the method on the first set.
 LANGUAGES = {
     "first": {"en": 6e6, "de": 4e6, "ru": 4e6, "fr": 3e6, "zh": 2e6, "ar": 1e6, "hi": 8e5,
               "ko": 6e5, "sw": 3e5, "ta": 3e5, "my": 2.5e5, "yo": 1.2e5},
@@ -54,9 +54,9 @@ LANGUAGES = {
 }  # fmt: skip
 _FOLDERS = ("common_voice_text/train", "wikiann_text", "bible/train", "books")
 # Name -> settings of a build. VoCap's objective weighs a language by f^(alpha beta) = f^0.49, so
-# its baselines stand at that exponent too, and all mixtures at 0.3. A mixture covers the characters
-# of its whole text, the union those of each language: "same characters" gives the peers all these.
-# "bytes" spells the rarer ones in bytes, as no peer does, and so needs no more than the mixture's.
+# its baselines are also built at that exponent, and all mixtures at 0.3. A mixture covers the
+# characters of its whole text, the union those of each language. "same characters" gives the peers
+# all of these. "bytes" spells rarer ones in bytes, so it needs no more than those of the mixture.
 BUILDS: dict[str, dict[str, Any]] = {
     "vocap (paper)": {"method": "vocap"},
     "vocap, 0.3": {"method": "vocap", "alpha": 0.3, "beta": 1.0},
@@ -86,7 +86,7 @@ PARITY_BPE = (
     "parity BPE", "parity BPE, window", "parity BPE of bytes", "parity BPE of bytes, window",
 )  # fmt: skip
 
-Counter = Callable[[Sequence[str]], np.ndarray]  # texts -> tokens of each
+Counter = Callable[[Sequence[str]], np.ndarray]  # texts -> tokens of each text
 
 
 def _read(path: pathlib.Path) -> list[str]:
@@ -94,9 +94,9 @@ def _read(path: pathlib.Path) -> list[str]:
 
 
 class Text:
-    """Text of a draw: `train`, `fit` (parallel), and `tests` by name (parallel), by language.
+    """Text of a draw by language: `train`, and parallel `fit` and `tests` (by name).
 
-    Some of the set "all" have no parallel text; parity is left out there.
+    Some languages of the set "all" have no parallel text, and so no parity.
     """
 
     def __init__(self, data: pathlib.Path, amounts: dict[str, float], seed: int):
@@ -114,7 +114,7 @@ class Text:
                 news = _read(data / f"ntrex/train/{ntrex}.txt.xz")
                 self.fit[language] = news[len(news) // 2 :]
                 self.tests["news"][language] = _read(data / f"ntrex/dev/{ntrex}.txt.xz")
-            # Burmese of the training text and the news is in Zawgyi's encoding, not in Unicode.
+            # Burmese training text and news are in Zawgyi's encoding, not in Unicode.
             if (data / f"flores200/dev/{flores}.txt.xz").exists() and language != "my":
                 self.tests["wiki"][language] = _read(data / f"flores200/dev/{flores}.txt.xz")
             paths = (data / folder / f"{language}.txt.xz" for folder in _FOLDERS)
@@ -126,7 +126,7 @@ class Text:
                     break
                 self.train[language].append(line)
                 size += len(line.encode())
-        # Most text first, by which scores tell the languages of little text.
+        # Most text first: scores identify low-resource languages by this order.
         by_size = sorted(self.train, key=lambda lang: -sum(map(len, self.train[lang])))
         self.tests = {
             name: {lang: test[lang] for lang in by_size if lang in test}
@@ -169,7 +169,7 @@ def _built(
 
 
 def _of_bytes(tokenizer: tokenizers.Tokenizer) -> tuple[Counter, comparison.Counts]:
-    """Counters of a byte-level BPE, whose tables have cut as runs."""
+    """Token counters of a byte-level BPE; its tables have pretokens."""
 
     def count(texts: Sequence[str]) -> np.ndarray:
         return np.array([len(one.ids) for one in tokenizer.encode_batch(list(texts))], float)
@@ -187,7 +187,7 @@ def _of_bytes(tokenizer: tokenizers.Tokenizer) -> tuple[Counter, comparison.Coun
 
 
 def _parity_bpe_of_bytes(text: Text, variant: str) -> tuple[Counter, comparison.Counts]:
-    """Train ParityBpeTrainer of `tokenizers` on the cut of `byte_bpe`, text as it is."""
+    """Train ParityBpeTrainer of `tokenizers` on the pretokens of `byte_bpe`, not normalised."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -205,7 +205,7 @@ def _parity_bpe_of_bytes(text: Text, variant: str) -> tuple[Counter, comparison.
 
 
 def _parity_bpe(text: Text, variant: str) -> tuple[Counter, comparison.Counts]:
-    """Train ParityBpeTrainer of `tokenizers` on the same normalised text, split at spaces alone."""
+    """Train ParityBpeTrainer of `tokenizers` on the normalised text, split at spaces only."""
     normalize = TextRules().processor().normalize
 
     def prepared(texts: Iterable[str]) -> list[str]:
@@ -234,7 +234,7 @@ def _parity_bpe(text: Text, variant: str) -> tuple[Counter, comparison.Counts]:
         return np.array(found, float)
 
     bare = tokenizers.Tokenizer.from_str(tokenizer.to_str())
-    bare.pre_tokenizer = pre_tokenizers.Split("\n", "removed")  # runs are split already
+    bare.pre_tokenizer = pre_tokenizers.Split("\n", "removed")  # pretokens are split already
 
     def counts_of(table: PretokenTable) -> np.ndarray:
         counts = np.zeros(tokenizer.get_vocab_size() + 1)
@@ -253,7 +253,7 @@ def _scores(
     count: Counter,
     counts_of: comparison.Counts,
 ) -> dict[str, dict[str, Any]]:
-    """Scores on each test: values, and half the width of their 95 % intervals."""
+    """Scores on each test set: values, and half the widths of their 95 % intervals."""
     results = {}
     for name, test in text.tests.items():
         third = len(test) // 3
@@ -301,7 +301,7 @@ def _report(results: dict[str, list[dict[str, Any]]]) -> str:
 
 
 def _plot(results: dict[str, list[dict[str, Any]]], path: pathlib.Path) -> None:
-    """Plot mean tokens against the Gini coefficient, a line for the union and its parities."""
+    """Plot mean tokens against the Gini coefficient, with a line for the union at its parities."""
     figure, panels = drawing.new((11, 5.5), ncols=2)
     for axes, name in zip(panels, ("news", "wiki"), strict=True):
         points = {
@@ -329,7 +329,7 @@ def _plot(results: dict[str, list[dict[str, Any]]], path: pathlib.Path) -> None:
 
 def main(_) -> None:
     data, output = pathlib.Path(_DATA.value), pathlib.Path(_OUTPUT.value)
-    there = output / "results.json"  # of methods that are not run again
+    there = output / "results.json"  # of methods outside this run
     results: dict[str, list[dict[str, Any]]] = (
         artifacts.read_object(there) if there.exists() else {}
     )

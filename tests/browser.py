@@ -1,4 +1,4 @@
-"""Pages in a real browser, from a file, without a network; tests skip where there is none."""
+"""Pages in a real browser, from files, without a network; tests skip without a browser."""
 
 import pathlib
 import shutil
@@ -11,7 +11,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def document(case: absltest.TestCase, page: str, fragment: str = "") -> str:
-    """The document after its scripts have run."""
+    """Return the document after its scripts have run."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         case.skipTest(

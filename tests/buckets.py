@@ -26,7 +26,7 @@ _upload = objects._multipart_upload
 
 @contextlib.contextmanager
 def s3() -> Iterator[str]:
-    """Serve S3; yield the URL of an empty bucket, which this process and its children reach."""
+    """Serve S3; yield the URL of an empty bucket for this process and its children."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
@@ -41,7 +41,7 @@ def s3() -> Iterator[str]:
 @contextlib.contextmanager
 def gcs() -> Iterator[str]:
     """Serve Google Cloud Storage; see `s3`."""
-    # It takes one connection after the other; gcsfs opens more at once than wait by default.
+    # It takes one connection at a time; gcsfs opens more than may wait by default.
     with mock.patch("socketserver.TCPServer.request_queue_size", 1024):
         server = create_server("127.0.0.1", 0, in_memory=True)
         server.start()
@@ -56,7 +56,7 @@ def gcs() -> Iterator[str]:
 
 
 def _conditional_upload(request: Any, response: Any, storage: Any) -> None:
-    """Upload an object as the emulator does, but none over another if its generation must be 0."""
+    """Upload an object like the emulator, but refuse to overwrite if its generation must be 0."""
     name = request.data["meta"]["name"]
     if request.query.get("ifGenerationMatch") == ["0"]:
         with contextlib.suppress(exceptions.NotFound):
@@ -68,7 +68,7 @@ def _conditional_upload(request: Any, response: Any, storage: Any) -> None:
 
 @contextlib.contextmanager
 def _reached(server: Any, variables: dict[str, str], scheme: str) -> Iterator[str]:
-    """Yield the URL of an empty bucket of a server, which is stopped when the block ends."""
+    """Yield the URL of an empty bucket; stop the server at the end of the block."""
     with contextlib.ExitStack() as stack:
         stack.callback(server.stop)
         stack.enter_context(mock.patch.dict(os.environ, variables))

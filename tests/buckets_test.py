@@ -1,4 +1,4 @@
-"""Stages whose text and working directory lie in a bucket: the files of stages on a disk."""
+"""Stages with text and working directory in a bucket: equal files to stages on a disk."""
 
 import bz2
 import gzip
@@ -16,7 +16,7 @@ from xlm.common import artifacts, executors, places
 from xlm.experiment import counting
 from xlm.experiment.experiment import Experiment
 
-# Ends a stage by SIGKILL when a function is called again, and the manifest has a file.
+# Kills a stage at a repeated call of a function, once the bucket's manifest has a file.
 KILLED = """
 import json, os, pkgutil, signal, sys, time
 from unittest import mock
@@ -93,8 +93,8 @@ class BucketsTest(folders.FolderTest):
             self.execute(stage, here)
         self.on_a_new_machine("first")
         self.execute("build_vocab", there)
-        note = "rows/work/rows-"
-        self.kill(run, "input_pipeline.preparation.write", 2, note, "prepare_data", *there)
+        manifest = "rows/work/rows-"
+        self.kill(run, "input_pipeline.preparation.write", 2, manifest, "prepare_data", *there)
         self.on_a_new_machine("second")
         write = preparation.write
         with mock.patch.object(preparation, "write", side_effect=write) as written:

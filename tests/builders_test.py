@@ -1,4 +1,4 @@
-"""Every config builds all its objects; wrong keys and sizes that do not fit are named."""
+"""Every config builds all its objects; errors name wrong keys and sizes."""
 
 import ast
 import functools
@@ -64,12 +64,12 @@ def runlocal(**changes) -> ConfigDict:
 
 
 def objective_of(config: ConfigDict, mesh=None):
-    """Of rows as long as the config's."""
+    """Objects for rows of the config's length."""
     return objectives.objective(config, write_dataset(length=config.store.length), mesh)
 
 
 def section_of(config: ConfigDict, name: str, kind: type):
-    """Settings of a section that objectives of other kinds do not read."""
+    """Settings of a section that other objectives do not read."""
     return settings_of(kind, config[name])
 
 
@@ -104,10 +104,10 @@ class ConfigsTest(folders.FolderTest):
         self.assertIn(f"configs/{name}.py", module.__doc__)
         self.assertIn("Hardware:", module.__doc__)
         config = module.get_config(arg)
-        if not config.train.num_steps:  # tokens or epochs of text that is not there
+        if not config.train.num_steps:  # tokens or epochs of missing text
             config.train.update(num_steps=1_000_000, num_epochs=0.0, num_tokens=0)
         self.assertEqual(set(config), {*SETTINGS, "objective", "phases"})
-        # All keys have their default in the one place for them.
+        # All keys have their defaults in one place.
         defaults = default_config()
         for section in SETTINGS:
             self.assertEqual(set(config[section]), set(defaults[section]), section)
@@ -151,7 +151,7 @@ class ConfigsTest(folders.FolderTest):
 
 
 def runlocals() -> dict[str, tuple[str, ConfigDict]]:
-    """The configs in miniature that no other test runs, those that are alike once."""
+    """The miniature configs that no other test runs, similar ones once."""
     found = {
         name: importlib.import_module(f"configs.{name}").get_config("runlocal") for name in CONFIGS
     }
@@ -159,7 +159,7 @@ def runlocals() -> dict[str, tuple[str, ConfigDict]]:
     quick = found["quickstart"]
     del different[quick.to_json_best_effort()]  # tests/end_to_end_test.py
     for _, config in different.values():
-        # That test runs the layers of most, without which a step compiles in half the time.
+        # That test runs the layers of most. Without layers a step compiles in half the time.
         if (config.objective, config.model) == (quick.objective, quick.model):
             config.model.num_layers = config.evaluation.retrieval_layer = 0
     return different
@@ -190,7 +190,7 @@ class RunlocalTest(folders.FolderTest):
 
 class KeysTest(parameterized.TestCase):
     def test_every_key_is_read_somewhere(self):
-        """Each is a field of a settings class, and some code asks for it by name."""
+        """Each key is a field of a settings class, and some code reads it by name."""
         read = set(SINKS)  # by name
         for room in ROOMS:
             for path in (ROOT / room).rglob("*.py"):

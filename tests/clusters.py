@@ -1,4 +1,4 @@
-"""A cluster of Dask in processes of this machine, whose workers are killed in the middle."""
+"""A Dask cluster of local processes whose workers are killed."""
 
 import contextlib
 import itertools
@@ -19,7 +19,7 @@ except ImportError as error:
 
 @contextlib.contextmanager
 def dask(num_workers: int = 2) -> Iterator[str]:
-    """Run a scheduler and workers, which start again when they end; yield its address."""
+    """Run a scheduler and workers, which restart after their end; yield its address."""
     with distributed.LocalCluster(
         n_workers=num_workers, threads_per_worker=1, processes=True, dashboard_address=None,
         silence_logs=logging.CRITICAL,
@@ -28,9 +28,9 @@ def dask(num_workers: int = 2) -> Iterator[str]:
 
 
 class Killing(distributed.WorkerPlugin):
-    """Ends a worker by SIGKILL between writing and renaming the files of some `numbers`.
+    """Kills a worker between writing and renaming the files of some `numbers`.
 
-    The files of all workers are numbered from 0 on, by files in `folder`.
+    Files in `folder` number the files of all workers, from 0 on.
     """
 
     name = "killing"
@@ -58,7 +58,7 @@ class Killing(distributed.WorkerPlugin):
 
 @contextlib.contextmanager
 def killing(address: str, folder: pathlib.Path, *numbers: int) -> Iterator[None]:
-    """Kill workers of the cluster, see `Killing`; fail if fewer files are written."""
+    """Kill workers of the cluster, see `Killing`; fail if they write too few files."""
     with distributed.Client(address, set_as_default=False) as client:
         plugin = Killing(folder, *numbers)
         client.register_plugin(plugin)

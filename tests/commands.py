@@ -1,7 +1,7 @@
 """Commands imported into the process of the tests, each with its own flags.
 
-Commands define flags of the same names, such as `config`, when they are imported; a process may
-define each only once.
+Commands define flags on import, with common names such as `config`. A process may define a name
+only once.
 """
 
 import contextlib
@@ -26,17 +26,17 @@ from xlm.common import entry_point, packages
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 _flags_of: dict[str, dict[str, flags.Flag]] = {}
-# By the module that defines them, which another command may have imported first.
+# By the defining module, which another command may have imported first.
 _defined: dict[str, list[flags.Flag]] = {}
 
 
 def module(name: str) -> str:
-    """Full name of a module, which may be one of the package of commands."""
+    """Return the full name of a module, maybe one of the package of commands."""
     return f"xlm.cli.{name}" if name in VERBS.values() else name
 
 
 def printed(page: str, left_out: str = r"$^") -> list[list[str]]:
-    """The commands of a page of docs: module and arguments of each, without some lines."""
+    """Return module and arguments of each command of a page, without some lines."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     blocks = re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S)
     lines = "".join(blocks).replace("\\\n", " ").splitlines()
@@ -52,7 +52,7 @@ def load(name: str) -> types.ModuleType:
     name = module(name)
     if name in _flags_of:
         return importlib.import_module(name)
-    if name in sys.modules:  # which a test imported as it is
+    if name in sys.modules:  # imported by a test without this function
         own = flags.FLAGS.flags_by_module_dict().get(name) or _defined.get(name, ())
         _flags_of[name] = {flag.name: flag for flag in own}
         return sys.modules[name]
@@ -70,13 +70,13 @@ def load(name: str) -> types.ModuleType:
 
 
 def has_flags(name: str) -> bool:
-    """Whether a loaded command defines its flags when it is imported."""
+    """Return whether a loaded command defines its flags on import."""
     return bool(_flags_of[module(name)])
 
 
 @contextlib.contextmanager
 def parsed(name: str, *arguments: str) -> Iterator[list[str]]:
-    """Define the flags of a loaded command, with the values that `arguments` give them."""
+    """Define the flags of a loaded command, with the values of `arguments`."""
     found = _flags_of[module(name)]
     with _removed({flag: flags.FLAGS[flag] for flag in found if flag in flags.FLAGS}):
         others = set(flags.FLAGS)
@@ -84,10 +84,10 @@ def parsed(name: str, *arguments: str) -> Iterator[list[str]]:
             one.unparse()
             flags.FLAGS[flag] = one
         try:
-            # Overrides of a config, --config.section.key, are looked for there.
+            # The place of overrides, --config.section.key.
             given = [re.sub(r"(?<=^--config=).+", _recipe, one) for one in arguments]
             with mock.patch.object(sys, "argv", [name, *given]), warnings.catch_warnings():
-                # ml_collections reads the file of a config so.
+                # ml_collections reads a config file in this way.
                 warnings.filterwarnings("ignore", r"the load_module\(\)", DeprecationWarning)
                 for one in found.values():
                     if type(one.parser).__name__ == "_InlineConfigParser":  # defines overrides so
@@ -104,9 +104,9 @@ def parsed(name: str, *arguments: str) -> Iterator[list[str]]:
 def execute(
     name: str, *arguments: str, folder: pathlib.Path = ROOT
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command in a folder; its status, what it prints, and what it logs from warnings on.
+    """Run a command in a folder; return its status, its output, and its log from warnings on.
 
-    Starting a process takes seconds. Errors that would end one with a traceback are raised.
+    This saves the seconds of starting a process. Errors without a plain message are raised.
     """
     main, status = load(name).main, 0
     stdout, stderr = io.StringIO(), io.StringIO()
@@ -128,12 +128,12 @@ def execute(
 
 
 def _recipe(config: re.Match[str]) -> str:
-    return packages.recipe(config[0])  # which a folder other than the checkout lacks
+    return packages.recipe(config[0])  # which other folders than the checkout lack
 
 
 @contextlib.contextmanager
 def error(pattern: str) -> Iterator[None]:
-    """Expect the block to end as a command does that prints an error of the user's."""
+    """Expect the block to end like a command that prints a user's error."""
     with contextlib.redirect_stderr(io.StringIO()) as stderr:
         try:
             yield
@@ -145,7 +145,7 @@ def error(pattern: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_flags() -> Iterator[None]:
-    """Hide the flags of all commands for a while, and drop those that are defined meanwhile."""
+    """Hide the flags of all commands during the block, and drop new ones."""
     there = {flag: flags.FLAGS[flag] for flag in flags.FLAGS if not _is_of_absl(flag)}
     with _removed(there):
         before = set(flags.FLAGS)
@@ -158,7 +158,7 @@ def no_flags() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _removed(some: Mapping[str, flags.Flag]) -> Iterator[None]:
-    """Remove flags for a while."""
+    """Remove flags during the block."""
     modules = {flag: flags.FLAGS.find_module_defining_flag(flag) for flag in some}
     for flag in some:
         delattr(flags.FLAGS, flag)

@@ -6,13 +6,13 @@ import shutil
 import sys
 import tempfile
 
-# Read when JAX starts its backend, so before anything imports it; the caller's have precedence.
+# JAX reads them at the start of its backend, so set them before any import. The caller's win.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
-# Once, since the processes that run the tests, and those that tests start, inherit it.
+# Once, since worker processes and processes of tests inherit it.
 if "PYTEST_XDIST_WORKER" not in os.environ:
-    # Most programs run once here, so what optimising them would take is more than it would save.
+    # Most programs run once here, so optimisation would cost more than it saves.
     os.environ["XLA_FLAGS"] = " ".join(
         (
             "--xla_force_host_platform_device_count=8",
@@ -30,7 +30,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(compiled)
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
-    # Tests make tens of thousands of small files, and would wait for a disk.
+    # Tests write tens of thousands of small files, so a disk would be slow.
     memory = pathlib.Path("/dev/shm")
     if (
         "TMPDIR" not in os.environ
@@ -38,7 +38,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
         and shutil.disk_usage(memory).free > 2**32
     ):
         temporary = tempfile.TemporaryDirectory(prefix="tests_", dir=memory)
-        os.chmod(temporary.name, 0o1777)  # as of /tmp, for tests that give up their rights
+        os.chmod(temporary.name, 0o1777)  # as for /tmp, for tests that drop their privileges
         os.environ["TMPDIR"] = tempfile.tempdir = temporary.name
 
 import jax
@@ -47,14 +47,14 @@ import pytest
 from xlm.common import entry_point
 from xlm.training import compilation
 
-# Torch for GPUs loads it, and where TensorFlow is loaded that ends in a segmentation fault.
+# Torch for GPUs loads it, and with TensorFlow loaded that is a segmentation fault.
 sys.modules["triton"] = None  # type: ignore[assignment]
 compilation.keep_freed()
 jax.config.update("jax_numpy_rank_promotion", "raise")
 entry_point.collect_seldom()
 
 
-# Files that take some ten seconds and more, the longest first.
+# Files of some ten seconds and more, the longest first.
 _LONG = (
     "buckets_test", "devices_test", "end_to_end_test", "multihost_test", "program_test",
     "builders_test",
@@ -70,7 +70,7 @@ _LONG = (
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with the long files, or one process would end alone with one of them."""
+    """Begin with the long files, since one at the end would run alone."""
     items.sort(key=lambda item: _LONG.index(item.path.stem) if item.path.stem in _LONG else 99)
 
 
@@ -78,8 +78,8 @@ def pytest_collection_modifyitems(items):
 def _drop_compiled_programs():
     """Unload the programs of a module.
 
-    Each takes several memory maps, a module up to 30,000, of the 65,530 that Linux lets a process
-    have; where there are no more, XLA ends in a segmentation fault.
+    Each takes several memory maps, a module up to 30,000. Linux allows 65,530 per process. Beyond
+    that, XLA ends in a segmentation fault.
     """
     yield
     jax.clear_caches()

@@ -1,4 +1,4 @@
-"""A vocabulary of text that is counted as a stream: that of text in memory, to the byte."""
+"""A vocabulary of text counted as a stream: equal to that of text in memory, to the byte."""
 
 import random
 from unittest import mock
@@ -68,7 +68,7 @@ class CountedTextTest(folders.FolderTest):
 
     def test_parallel_text_is_read_five_times_a_language(self):
         read = mock.Mock(side_effect=text_files.open_parallel)
-        # A row is told of once.
+        # A row is logged once.
         told = self.assert_told("en: 1 of 91 left out", level="INFO")
         with mock.patch.object(text_files, "open_parallel", read), told:
             found = self.count(self.spec(languages=("en", "ru"), text=()))

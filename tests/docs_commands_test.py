@@ -1,7 +1,7 @@
-"""Commands on the pages of the documentation: their flags and the keys of their configs exist.
+"""Commands on the pages of the documentation: their flags and config keys exist.
 
-Other tests run them: those of README.md, docs/tutorials, docs/own_task.md and some more pages as
-printed (tests/pages.py), the others by their rooms.
+Other tests run them. tests/pages.py runs those of README.md, docs/tutorials, docs/own_task.md and
+some more pages as printed. The tests of each room run the others.
 """
 
 import ast
@@ -25,7 +25,7 @@ WITHOUT_ABSL = ("tests.fuzz_artefacts",)
 
 
 def printed(page: pathlib.Path) -> list[tuple[str, ...]]:
-    """Commands of a page or docstring: module and arguments, in blocks, in lines; not of loops."""
+    """Commands of a page or docstring: module and arguments, by block and line, without loops."""
     text, block = page.read_text(encoding="utf-8"), r"^```\w*\n(.*?)^```"
     if page.suffix == ".py":
         text, block = ast.get_docstring(ast.parse(text)) or "", r"^(    .*?)(?:^\S|\Z)"
@@ -51,7 +51,7 @@ def source(name: str) -> pathlib.Path:
 
 @contextlib.contextmanager
 def with_flags(name: str) -> Iterator[None]:
-    """Define the flags that the last block of a loaded command does, for a while."""
+    """Define the flags of the last block of a loaded command during the `with` block."""
     module = sys.modules[name]
     tree = ast.parse(source(name).read_text(encoding="utf-8"))
     last = tree.body[-1]
@@ -69,7 +69,7 @@ class PagesTest(parameterized.TestCase):
             if name in WITHOUT_ABSL or any(one.startswith("--help") for one in arguments):
                 continue
             with self.subTest(" ".join([name, *arguments])), warnings.catch_warnings():
-                # ml_collections reads the file of a config so.
+                # ml_collections reads a config file in this way.
                 warnings.filterwarnings("ignore", r"the load_module", DeprecationWarning)
                 commands.load(name)
                 if commands.has_flags(name):

@@ -1,4 +1,4 @@
-"""Existence of all that the documentation names, and the manual as a site."""
+"""Files, names and links of the documentation exist, and the manual builds as a site."""
 
 import importlib.util
 import os
@@ -16,13 +16,13 @@ from xlm.cli.main import VERBS
 from xlm.experiment import schema, task_schema
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# Without the folder of the results, which is there once a command of the README has run.
+# Without the folder of results, which appears once a README command has run.
 ROOMS = sorted(
     path.name
     for path in ROOT.iterdir()
     if path.is_dir() and path.name[0] != "." and path.name != "runs"
 )
-# Paths below a room, and commands. Not those of working directories, of data or of other projects.
+# Paths below a room, and commands, but no working directories, data or other projects.
 _PATH = re.compile(rf"(?<![\w/.-])((?:{'|'.join(ROOMS)})/[\w./-]*\.(?:py|md|sh|txt|png|tsv))\b")
 _SCRIPT = re.compile(r"\bpython3? ([a-z_]+\.py)\b")
 _MODULE = re.compile(r"\bpython3? -m ((?:benchmarks|research|xlm.launch|vocap)\.[a-z_]+)")
@@ -45,7 +45,7 @@ def texts() -> Iterator[tuple[pathlib.Path, str]]:
     ):
         yield path, path.read_text(encoding="utf-8")
     for path in sorted([*ROOT.glob("*.py"), *ROOT.glob("[a-z]*/**/*.py")]):
-        if "tests" in path.parts:  # which make up names
+        if "tests" in path.parts:  # placeholders in names
             continue
         yield path, path.read_text(encoding="utf-8")
 
@@ -94,7 +94,7 @@ class NamesTest(parameterized.TestCase):
                 self.assertIn(anchor, slugs, f"{path.name}: {link}#{anchor}")
 
     def test_keys_of_configs(self):
-        # As flags, --config.section.key, of pre-training and of fine-tuning.
+        # Flags --config.section.key of pre-training and fine-tuning.
         families = (schema.PRETRAINING, task_schema.FINE_TUNING, task_schema.TRANSLATION)
         known = {key for family in families for keys in family.values() for key in keys}
         for path, text in texts():
@@ -107,7 +107,7 @@ class NamesTest(parameterized.TestCase):
         self.assertEqual((ROOT / "docs" / "keys.md").read_text(encoding="utf-8"), schema.page())
 
 
-# Pages that are longer, or whose mean sentence is, and by how much. Only ever take away from it.
+# Pages over the limits of length or mean sentence, and their sizes. Only remove entries.
 TOO_LONG: dict[str, tuple[int, float]] = {}
 
 

@@ -1,9 +1,9 @@
 """The whole job by its entry points: stopped, repeated, misused.
 
-And the commands of README.md in miniature; the first of them makes the run that all tests look at.
+Also the commands of README.md in miniature. The first of them makes the run of all tests.
 
-The script on the embedded corpus, runs that are killed, stopped and gone on with, and one command
-that is refused are processes; the other commands run in this one.
+Processes run the script on the embedded corpus, killed, stopped and resumed runs, and one refused
+command. Other commands run in this process.
 """
 
 import functools
@@ -32,7 +32,7 @@ CONFIG = (
     "--config.train.checkpoint_every=20", "--config.train.evaluate_every=30",
 )  # fmt: skip
 QUICKSTART = "bash scripts/quickstart.sh"
-# Flags that make a command small; the last of a flag counts.
+# Flags for small commands; the last of a repeated flag counts.
 SMALL = {
     # The run of the other tests.
     QUICKSTART: (*CONFIG[0].split("=", 1), *CONFIG[1:], "--workdir", "runs/quickstart"),
@@ -43,7 +43,7 @@ SMALL = {
         "--config.vocab.compare=()", "--config.vocab.num_workers=1",
     ),
 }  # fmt: skip
-# Runs train.py and sends it a signal where it asks for the batch of step 50.
+# Runs train.py and sends it a signal when it asks for the batch of step 50.
 INTERRUPTED_TRAIN = """
 import os, runpy, signal
 from input_pipeline import dataset
@@ -63,7 +63,7 @@ runpy.run_path("train.py", run_name="__main__")
 
 @functools.cache
 def scratch() -> pathlib.Path:
-    """The folder of the commands of README.md, with text; removed when the tests end."""
+    """Folder of the commands of README.md, with text; removed after the tests."""
     folder = tiny_tasks.scratch() / "readme"
     (folder / "own").mkdir(parents=True)
     for name in ("en", "sw"):
@@ -78,7 +78,7 @@ def execute(command: str) -> str:
     full = full.replace("FOLDER", str(scratch() / "own")).replace(" runs/", f" {scratch()}/runs/")
     if command == QUICKSTART:
         return execute_script(*shlex.split(full))
-    # What the script would run, in its order; processes of a script are those of the other run.
+    # Commands of the script, in order; the other run starts it as processes.
     printed = execute_script(*shlex.split(full), python="echo")
     for stage in re.findall(r"^(\w+\.py --config=.*)$", printed, re.M):
         printed += execute_here(*stage.split(" "))
@@ -92,8 +92,8 @@ def execute_here(script: str, *arguments: str) -> str:
 
 
 def execute_script(*command: str, python: str = sys.executable) -> str:
-    """Output of a script; `python` is what it calls Python."""
-    # The scripts would make an environment otherwise.
+    """Output of a script; `python` is its interpreter."""
+    # Otherwise the scripts would create an environment.
     environment = {**processes.environment(), "PYTHON": python}
     return output(
         subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -107,7 +107,7 @@ def output(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def snapshot(folder: pathlib.Path) -> dict[pathlib.Path, tuple[int, bytes]]:
-    """When each file was written, and what is in it."""
+    """Time and content of each file."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
 
@@ -123,9 +123,9 @@ class EndToEndTest(parameterized.TestCase):
         return processes.run_python(*command, *CONFIG, f"--workdir={workdir}", cwd=ROOT)
 
     def log_of(self, stage: str, workdir: pathlib.Path, *overrides: str) -> str:
-        """Log of a command that ends well."""
+        """Log of a successful command."""
         with self.assertLogs("absl", "INFO") as logs:
-            logging.info("begun")  # a command may have nothing to say
+            logging.info("begun")  # a command may log nothing
             result = commands.execute(stage, *CONFIG, *overrides, f"--workdir={workdir}")
         self.assertEqual(result.returncode, 0, result.stderr)
         return "\n".join(logs.output)
@@ -176,11 +176,11 @@ class EndToEndTest(parameterized.TestCase):
         self.assertBetween(read_metrics(path)[-1]["step"], 41, 50)
 
         stopped = self.interrupt(signal.SIGTERM, workdir)
-        # The checkpoint of step 40 was being written when the run was killed.
+        # The kill interrupted the checkpoint of step 40.
         self.assertRegex(stopped.stderr, "resumed after step (20|40)\n")
         self.assertEqual(stopped.returncode, EXIT_STOPPED, stopped.stderr)
         self.assertNotIn("Traceback", stopped.stderr)
-        # It was told between two steps, and took one more.
+        # The signal came between two steps, and it took one more.
         self.assertIn("stopped after step 51 and saved", stopped.stderr)
         self.assertFalse((workdir / "train" / "DONE").exists())
 

@@ -1,7 +1,7 @@
-"""Stages by workers of Dask and by Beam: the files of local processes, byte for byte.
+"""Stages on Dask and Beam: equal files to local processes, byte for byte.
 
-Where a package is missing, its tests are skipped. To run those of Beam, in an environment with the
-extra [beam]:
+Tests of missing packages are skipped. To run those of Beam, in an environment with the extra
+[beam]:
 
     PYTHONPATH=. python tests/executors_test.py
 """
@@ -28,7 +28,7 @@ from xlm.common import executors
 from xlm.common.processes import Workers
 from xlm.experiment import counting
 
-# What DirectRunner runs on, after it has looked for another runner to download.
+# The runner of DirectRunner, after its search for another one to download.
 BEAM = "--runner=FnApiRunner"
 _LETTERS = "▁abcdefghijklmnopqrstuvwxyz0123456789<>/"
 _MODEL = merge.write_model(list(_LETTERS), -np.arange(1.0, len(_LETTERS) + 1))
@@ -36,7 +36,7 @@ _SETTINGS = PackedDatasetSettings(length=32, parallel_length=16, num_workers=1, 
 
 
 class Here(Workers):
-    """Does the work of several workers in this process; loses `lost` tasks of each round."""
+    """Runs the tasks of several workers in this process; loses `lost` tasks per round."""
 
     lost = 0
 

@@ -1,4 +1,4 @@
-"""Small settings and objects that many tests are about, with what a test changes as arguments."""
+"""Small settings and objects for many tests, with changes as arguments."""
 
 import dataclasses
 import itertools
@@ -23,7 +23,7 @@ from knn_sampling.table_sharding import TableSharding
 from xlm.common.schema import settings as settings_of
 from xlm.models.encoder import Encoder, EncoderSettings
 from xlm.objectives.masked_lm import MaskedLM
-from xlm.objectives.objective import Extra, Objective
+from xlm.objectives.objective import AuxState, Objective
 from xlm.objectives.replaced_token import GENERATOR, ReplacedToken
 from xlm.objectives.settings import MaskSettings, ReplacedTokenSettings
 from xlm.training.settings import MeshSettings, OptimizerSettings
@@ -48,7 +48,7 @@ def write_rows(
 ) -> dict[str, dict[str, dict[str, int]]]:
     """Write rows of padding, or of random text of a vocabulary with its counts.
 
-    Returns what `PackedDataset.statistics` says of them.
+    Returns their `PackedDataset.statistics`.
     """
     one = {"rows": rows, "tokens": tokens, "unknown": 0, "characters": characters}
     statistics = {language: dict.fromkeys(SPLITS, one) for language in languages}
@@ -85,7 +85,7 @@ def encoder_settings(**changes) -> EncoderSettings:
 
 
 def output_layer_settings(**changes) -> OutputLayerSettings:
-    """k-NN sampling as published, of all 30 neighbours, so that V' is the whole vocabulary."""
+    """k-NN sampling as published, with all 30 neighbours, so V' is the whole vocabulary."""
     defaults = {
         "kind": "knn", "k": 30, "capacity": 32, "row_capacity": 0, "num_negatives": 20,
         "group_size": 0, "refresh_every": 1, "log_q_correction": False,
@@ -95,7 +95,7 @@ def output_layer_settings(**changes) -> OutputLayerSettings:
 
 
 def token_statistics(num_valid: int, vocab_size: int) -> TokenStatistics:
-    """Tokens of rising probability and one language, but for specials and padding."""
+    """Tokens of rising probability in one language; specials and padding have none."""
     ids = np.arange(vocab_size)
     probabilities = ids * (ids < num_valid) / (num_valid * (num_valid - 1) / 2)
     return TokenStatistics(
@@ -149,7 +149,7 @@ def replaced_token(
 
 
 def random_params(objective: Objective, scale: float = 0.3):
-    """Parameters away from their initial values, among which are too many zeros and ones."""
+    """Parameters unlike initial values, which have too many zeros and ones."""
     boxed = jax.eval_shape(lambda: objective.init(jax.random.key(0)))
     rng = np.random.default_rng(0)
     return jax.tree.map(
@@ -157,25 +157,24 @@ def random_params(objective: Objective, scale: float = 0.3):
     )
 
 
-def first_extra(objective: Objective, params) -> Extra:
-    """The extra state at the first step."""
-    extra, names = objective.init_extra(), objective.due(0)
-    return objective.refresh(params, extra, names, jnp.int32(0))[0] if names else extra
+def first_aux_state(objective: Objective, params) -> AuxState:
+    """The auxiliary state at the first step."""
+    aux_state, names = objective.init_aux_state(), objective.due(0)
+    return objective.refresh(params, aux_state, names, jnp.int32(0))[0] if names else aux_state
 
 
-def first_state(functions: TrainFunctions, params, extra: Extra | None = None) -> TrainState:
-    """State of a run that begins with parameters; `init`, which makes other ones, takes long."""
+def first_state(functions: TrainFunctions, params, aux_state: AuxState | None = None) -> TrainState:
+    """State of a run that begins with `params`; `init` would make others, and is slow."""
     zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), functions.abstract_state)
-    first = dataclasses.replace(
-        zeros, params=params, extra=functions.objective.init_extra() if extra is None else extra
-    )
+    given = functions.objective.init_aux_state() if aux_state is None else aux_state
+    first = dataclasses.replace(zeros, params=params, aux_state=given)
     return jax.tree.map(
         lambda x, like: jax.device_put(x, like.sharding), first, functions.abstract_state
     )
 
 
 def packed_tokens(seed: int = 0, num_valid: int = 30) -> np.ndarray:
-    """[4, 16] sequences of two documents and some padding."""
+    """Sequences [4, 16] of two documents and some padding."""
     tokens = np.random.default_rng(seed).integers(MASK + 1, num_valid, (4, 16)).astype(np.int32)
     tokens[:, [0, 6]], tokens[:, [5, 13]], tokens[:, 14:] = BOS, EOS, PAD
     return tokens
@@ -191,7 +190,7 @@ def optimizer_settings(**changes) -> OptimizerSettings:
 
 
 def one_device(config: ConfigDict) -> Mesh:
-    """The mesh of a config, in place of `xlm.experiment.model.mesh`, on the first device alone."""
+    """The mesh of a config on the first device only, replaces `xlm.experiment.model.mesh`."""
     return make_mesh(settings_of(MeshSettings, config.mesh), jax.devices()[:1])
 
 

@@ -1,4 +1,4 @@
-"""Runs of finetune.py that were stopped, are repeated or repaired, or find other data."""
+"""Stopped, repeated and repaired runs of finetune.py, and runs that find other data."""
 
 import dataclasses
 import pathlib
@@ -45,7 +45,7 @@ class ResumeTest(folders.FolderTest):
         ):
             tiny_tasks.run(config, self.folder)
         with mock.patch.object(task_runs, "train", side_effect=AssertionError):
-            # What is logged changes no result.
+            # Logging changes no result.
             again = tiny_tasks.run(tiny_tasks.run_config("cola", train__log_every=3), folder)
             self.assertEqual(again, artifacts.read_json(folder / "results.json"))
             with self.assertRaisesRegex(ValueError, "train.seed: there 0, now 1"):
@@ -73,7 +73,7 @@ class ResumeTest(folders.FolderTest):
 
 class StartTest(folders.FolderTest):
     def run_from(self, step: int, factor: float = 1.0, name: str = "cola", stops_after: int = -1):
-        """Run on the encoder of the others, scaled, as the checkpoint of a step of 400."""
+        """Run on the common encoder, scaled, as the checkpoint of a step of 400."""
         config = tiny_tasks.run_config(name)
         found = read_pretrained(config.init_from)
         params = jax.tree.map(lambda x: factor * x, found.params)
@@ -93,10 +93,10 @@ class StartTest(folders.FolderTest):
         with mock.patch.object(task_runs, "train", side_effect=AssertionError):
             self.assertEqual(self.run_from(400, factor=0.5), results)
         self.assertEqual(artifacts.read_json(self.folder / "settings.json")["start_step"], 301)
-        # An earlier step is of another run.
+        # An earlier step belongs to another run.
         with self.assertRaisesRegex(ValueError, "at step 301, .* now at step 300; choose another"):
             self.run_from(300, factor=0.5)
-        # Before its first checkpoint it starts from what is there.
+        # Before its first checkpoint it starts from the present encoder.
         shutil.rmtree(self.folder / "checkpoints")
         for name in ("best.safetensors", "results.json"):
             (self.folder / name).unlink()
@@ -124,7 +124,7 @@ class RunDataTest(folders.FolderTest):
         self.assertEqual(sorted(stems), expected)
 
     def cola(self) -> tuple[ConfigDict, pathlib.Path]:
-        """The config of a run on data of its own, and their training file."""
+        """Config of a run on its own data, and their training file."""
         shutil.copytree(tiny_tasks.data_folder() / "glue/cola", self.folder / "data/glue/cola")
         config = tiny_tasks.run_config("cola", task__root=str(self.folder / "data"))
         return config, self.folder / "data/glue/cola/train.tsv.xz"

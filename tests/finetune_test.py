@@ -45,7 +45,7 @@ class KindsTest(folders.FolderTest):
         return self.check(self.folder / "run")
 
     def check(self, folder: pathlib.Path) -> dict:
-        """Results of a run are what xlm table reads, and the printed table names them."""
+        """`xlm table` reads the results of a run, and the printed table names them."""
         results = artifacts.read_json(folder / "results.json")
         found = xtreme_runs.read_run(folder)
         task = TASKS[results["task"]]
@@ -92,7 +92,7 @@ class KindsTest(folders.FolderTest):
         self.assertGreater(results["test"]["sw"]["accuracy"], 0.95)
 
     def test_a_model_for_each_language(self):
-        """Its best parameters by its own development data are those that it is tested with."""
+        """Each language is tested with the best parameters by its own development data."""
         config = tiny_tasks.run_config("udpos")
         config.task.selection = "each_language"
         config.train.evaluations = 8
@@ -165,7 +165,7 @@ class KindsTest(folders.FolderTest):
         self.assertNotIn("validation", results)
         other = {**results["thresholds"]}
         config = tiny_tasks.run_config("bucc")
-        # Test data whose gold pairs are other ones has the same threshold.
+        # Test data with other gold pairs have the same threshold.
         wrong = self.folder / "gold.tsv"
         wrong.write_text("z0\te1\nz1\te0\n")
         config.task.test = (*config.task.test[:2], str(wrong))
@@ -186,7 +186,7 @@ class KindsTest(folders.FolderTest):
             results = tiny_tasks.run(config, self.folder / "runs" / how)
             marked[how] = results["selected_on_test"]
             self.assertEqual(results["validation"], results["test"])
-        # As docs/fine_tuning.md says.
+        # as in docs/fine_tuning.md
         self.assertEqual(marked, {"links": ["zh"], "copies": []})
         self.assertEqual(self.check(tiny_tasks.finished("bucc"))["selected_on_test"], ["zh"])
         config.task.test = tuple(str(self.folder / "links" / name) for name in names)
@@ -215,7 +215,7 @@ class KindsTest(folders.FolderTest):
             self.assertTrue((one != other).any())
 
     def test_the_table_by_rows(self):
-        """As the whole table, but for what rows miss between the steps that read them."""
+        """Like the whole table, except for missed updates between reads of a row."""
         found = {}
         for update in ("dense", "rows"):
             config = tiny_tasks.config("udpos", num_layers=0, train__epochs=2.0)
@@ -276,7 +276,7 @@ class SelectionTest(folders.FolderTest):
         self.assertEqual(task_data.selected_on(every, data), data)
 
     def test_development_data_that_serve_as_test_data(self):
-        # UD-POS has test files of its own, XNLI's here are one.
+        # UD-POS has a test file per language, XNLI's here is one file.
         for name, expected in (("udpos", []), ("xnli", ["en"])):
             self.assertEqual(task_data.selected_on_test(self.options(name), ["en"]), expected)
         found = task_data.selected_on_test(self.options("xnli"), ["sw", "en", "sw"])
@@ -287,7 +287,7 @@ class SelectionTest(folders.FolderTest):
         ("xnli", ("sw",), "transfer_from:sw"),
         ("xnli", ("en", "sw"), "translate_train_all"),
         ("xnli", ("en", "de"), "trained_on:de+en"),  # tested on Swahili, too
-        ("udpos", ("en", "sw"), "trained_on:en+sw"),  # whose training data are no translations
+        ("udpos", ("en", "sw"), "trained_on:en+sw"),  # its training data are no translations
     )
     def test_the_setting_is_named_by_what_is_trained_on(self, name, languages, expected):
         config = tiny_tasks.config(
@@ -311,7 +311,7 @@ class SelectionTest(folders.FolderTest):
 
 
 class WrongInputTest(folders.FolderTest):
-    """Faults are refused before the folder is claimed, so that they can be set right."""
+    """Faults are refused before the folder is claimed, so you can correct them."""
 
     def check(self, config: ConfigDict, error: str) -> None:
         with self.assertRaisesRegex(ValueError, error):
@@ -389,7 +389,7 @@ class WrongInputTest(folders.FolderTest):
         tokenizer = Tokenizer(tiny_tasks.tokenizer())
         (found,) = task_data.read_split(task_settings(config), tokenizer, split)
         self.assertEqual(found.language, "de")
-        # What is trained on needs no rule.
+        # Training data need no rule.
         config.task.update(train=config.task[split], train_languages=("fr",))
         (found,) = task_data.read_split(task_settings(config), tokenizer, "train")
         self.assertEqual(found.language, "fr")
@@ -433,7 +433,7 @@ class LoraRunTest(folders.FolderTest):
         run, output = (self.folder / name for name in ("run", "exported"))
         results = tiny_tasks.run(config, run)
         records = read_metrics(run / "metrics.jsonl")
-        # The least loss of 17 classes, and of evaluations, which have no smoothing.
+        # Least loss of 17 classes in training, and in evaluations, which have no smoothing.
         self.assertGreater(min(one.get("train/loss", 3) for one in records), 2.77)
         self.assertLess(results["training_loss"], 2.6)
         params, _ = read_params(run / "best.safetensors")

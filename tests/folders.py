@@ -9,18 +9,18 @@ from absl.testing import parameterized
 
 
 class FolderTest(parameterized.TestCase):
-    """Each test has an empty folder, `self.folder`, which is removed when it ends."""
+    """Each test has an empty folder, `self.folder`, removed at its end."""
 
     def setUp(self):
         super().setUp()
         self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
 
     def new_folder(self) -> pathlib.Path:
-        """The path of a folder that is not there yet, another one each time."""
+        """Return the path of a new folder, which does not exist yet."""
         return pathlib.Path(tempfile.mkdtemp(dir=self.folder)) / "new"
 
     def write(self, name: str, content: str | bytes) -> pathlib.Path:
-        """Write a file of the folder as it is."""
+        """Write a file of the folder unchanged."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content.encode() if isinstance(content, str) else content)

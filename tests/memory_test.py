@@ -263,7 +263,7 @@ class StateBytesTest(absltest.TestCase):
         state = functions.init(np.int32(0))
         found = state_bytes(functions)
         parts = {"parameters": state.params, "optimizer": state.opt_state}
-        for name, part in {**parts, "extra state": state.extra}.items():
+        for name, part in {**parts, "auxiliary state": state.aux_state}.items():
             held = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(part))
             self.assertEqual(found[name], held)
             self.assertEqual(abstract.bytes()[name], held)

@@ -58,7 +58,7 @@ class OwnObjectiveTest(folders.FolderTest):
         jax.tree.map(np.testing.assert_array_equal, again, state)
 
         seen = 8 * config.train.batch_size * program_test.L
-        self.assertEqual(state.extra["counts"].sum() - len(state.extra["counts"]), seen)
+        self.assertEqual(state.aux_state["counts"].sum() - len(state.aux_state["counts"]), seen)
         for name in ("input", "output"):
             moved = np.any(state.params[name]["table"] != first.params[name]["table"], axis=1)
             self.assertGreater(moved.mean(), 0.3)

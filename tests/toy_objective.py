@@ -53,16 +53,16 @@ class SkipGram(Objective):
         tables = [{"table": make(one, shape, jnp.float32)} for one in keys]
         return {"input": tables[0], "output": tables[1], "scale": jnp.ones(self.width)}
 
-    def init_extra(self):
+    def init_aux_state(self):
         return {"counts": jnp.ones(self.vocab_size)}
 
-    def learn(self, extra, observed):
-        return {"counts": extra["counts"].at[observed].add(1)}
+    def learn(self, aux_state, observed):
+        return {"counts": aux_state["counts"].at[observed].add(1)}
 
-    def plan(self, extra, batch, key, step):
+    def plan(self, aux_state, batch, key, step):
         tokens = batch["tokens"]
         drawn = jax.random.categorical(
-            key, jnp.log(extra["counts"]), shape=(*tokens.shape[:1], NUM_NEGATIVES)
+            key, jnp.log(aux_state["counts"]), shape=(*tokens.shape[:1], NUM_NEGATIVES)
         )
         size = min(tokens.size + drawn.size, self.vocab_size)
         pad = {"size": size, "fill_value": self.vocab_size}

@@ -1,1 +1,1 @@
-"""Configs of pre-trainings that studies alone run."""
+"""Configs of pre-trainings that only studies run."""

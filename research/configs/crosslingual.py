@@ -1,25 +1,25 @@
-"""A small encoder of 21 languages whose sentences lie near their translations.
+"""A small encoder of 21 languages that aligns sentences with their translations.
 
     for stage in build_vocab prepare_data train evaluate; do
       python $stage.py --config=research/configs/crosslingual.py:DATA --workdir=runs/crosslingual
     done
 
-DATA is a folder as for `configs/bitext.py`. Of the steps, two in ten are on rows of text (MLM),
-two on pairs of translations that see each other (TLM), and six on pairs that do not and are
-contrasted: the three tasks of InfoXLM (arXiv 2007.07834). Pairs are of the Bible, of news (NTREX)
-and of Tatoeba (`tatoeba_bitext`), from whose short sentences of daily life words are soonest
-learnt. No test sentence of POS, NER or retrieval is trained on (`real_text.TESTED`).
+DATA is a folder as for `configs/bitext.py`. The steps are on the three tasks of InfoXLM (arXiv
+2007.07834). 20 % are on rows of text (MLM). 20 % are on translations that attend to each other
+(TLM). 60 % contrast translations encoded separately. Pairs are from the Bible, news (NTREX) and
+Tatoeba (`tatoeba_bitext`), whose short everyday sentences teach words soonest. Training text has no
+test sentence of POS, NER or retrieval (`real_text.TESTED`).
 
-The vocabulary is large for so small an encoder, and that is what makes it learn: with 96,000 pieces
-many are whole words, which can be matched with words of another language.
+The vocabulary is large for the encoder, and this makes it learn. Many of the 96,000 pieces are
+whole words, which it can match with words of another language.
 
-Hardware: one CPU core, a quarter of an hour. Expect an exact held-out loss of 5.69 to 5.70 nats a
-token, 1.2 below the unigram distribution's 6.93 and in no language above it, and NTREX translations
-found in 56 to 59 % of cases, chance 0.5 % (three seeds). `python -m research run crosslingual`
-fine-tunes it, and the same encoder with random parameters, on English POS and NER, with frozen
-embeddings and with everything trained: pre-training is worth 16 and 13.5 F1 of POS in other
-languages, 6 of NER (research/reports/results_encoders.md).
-`research/configs/crosslingual.py:runlocal` is the same on the embedded corpus in miniature.
+Hardware: one CPU core, a quarter of an hour. Expect an exact held-out loss of 5.69 to 5.70 nats per
+token. The unigram distribution has 6.93, and no language is above its own. Expect it to find 56 to
+59 % of NTREX translations, chance 0.5 % (three seeds). `python -m research run crosslingual`
+fine-tunes this encoder and a random one on English POS and NER, with embeddings frozen or trained.
+Pre-training adds 16 and 13.5 F1 of POS in other languages, and 6 of NER
+(research/reports/results_encoders.md). `research/configs/crosslingual.py:runlocal` is a miniature
+on the embedded corpus.
 """
 
 from ml_collections import ConfigDict
@@ -28,11 +28,11 @@ from configs import bitext
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """The config; `arg` is the folder with the data, or "runlocal"."""
+    """Return the config; `arg` is the data folder, or "runlocal"."""
     config = bitext.get_config(arg)
     config.data.update(pair_share=0.2, contrast_share=0.6)
     if arg == "runlocal":
-        # Of its four steps some are on pairs of either kind.
+        # Some of its four steps are on pairs of either kind.
         config.data.update(pair_share=0.4, contrast_share=0.4)
         return config
 
@@ -42,8 +42,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config.vocab.target_size = 96_000
     config.model.update(num_layers=2, unroll=2)
 
-    # The table is most of the model: its update by rows, and few refreshes of the index, keep the
-    # cost of a step that of a small vocabulary.
+    # The table is most of the model. Updates by rows and few refreshes of the index keep a step as
+    # cheap as with a small vocabulary.
     config.output_layer.update(k=5, refresh_every=2000, full_softmax_fraction=0.0)
     config.optimizer.embedding_update = "rows"
     config.optimizer.learning_rate = 3e-3

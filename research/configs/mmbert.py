@@ -3,10 +3,10 @@
     python -m xlm.launch.start --config=research/configs/mmbert.py:modern,DATA --grid=blocks \\
         --workdir=DIR
 
-15 languages, two layers of 128. The argument is a run of `RUNS`, then `,DATA`, a folder as for
-`configs/real_text.py`.
+15 languages, two layers of width 128. The argument is a run of `RUNS`, then `,DATA`, a folder as
+for `configs/real_text.py`.
 
-Hardware: one CPU core and some minutes a run.
+Hardware: one CPU core and some minutes per run.
 """
 
 from typing import Any
@@ -17,8 +17,8 @@ from configs import mmbert
 from research.configs import xlm_r
 from research.configs.xlm_r import named
 
-# A window of 32 tokens in rows of 64 and a base of 100 are to these runs what the published ones
-# are to theirs. The gated feed-forward network has as many parameters as the plain one of 256.
+# A window of 32 tokens in rows of 64, and a base of 100, scale the published values down. The gated
+# feed-forward network has as many parameters as the plain one of 256.
 _ROTARY = {"model.position": "rotary", "model.rotary_theta": 100.0}
 _BLOCKS = {
     **{f"model.{key}": value for key, value in mmbert.BLOCKS.items()},
@@ -72,13 +72,13 @@ RUNS: dict[str, dict[str, Any]] = {
             *_DECAYS,
             {"name": "merged", "after": "extend", "method": "ties",
              "merge": tuple(one["name"] for one in _DECAYS)},
-            # A phase that moves nothing, so that the merger is evaluated as a run.
+            # A phase without updates, so the merger is evaluated as a run.
             {**_phase("last", _ALL, 2, 1), "optimizer.learning_rate": 1e-9},
         ),
     },
 }  # fmt: skip
 
-# Runs by the figure that compares them.
+# Runs by figure.
 GRIDS: dict[str, tuple[str, ...]] = {
     "blocks": ("gated", "rotary", "modern"),
     "optimizers": ("modern", *named("adamw_{}", _RATES), *named("stable_adamw_{}", _RATES)),
@@ -87,7 +87,7 @@ GRIDS: dict[str, tuple[str, ...]] = {
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """Return the config of a run or of "RUN,DATA"; by default of modern."""
+    """Return the config of RUN or "RUN,DATA"; the default is modern."""
     run, _, data = (arg or "modern").partition(",")
     if run not in RUNS:
         raise ValueError(f"mmbert has no run {run!r}; there are {', '.join(RUNS)}")

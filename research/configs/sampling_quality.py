@@ -1,26 +1,27 @@
-"""Six languages, 16,384 pieces, a small encoder: what every output layer gives on the same steps.
+"""Six languages, 16,384 pieces, a small encoder: a comparison of output layers at equal steps.
 
     python -m research run sampling_quality --data=DATA --workdir=runs/sampling_quality
 
 DATA is a folder as for `configs/real_text.py`, with `udpos`, `wikiann_ner` and `tatoeba_retrieval`
-to fine-tune and to test on, whose sentences are trained on nowhere (`corpus.exclude`). This config
-is k-NN sampling as published (Eqs. 4 to 6, Algorithm 2): no correction, no exact phase, output
-biases that start at zero. The study sets other values in `output_layer`, the embedding size and the
-seed. One run by itself, here with the full softmax:
+for fine-tuning and tests. Pre-training leaves out their sentences (`corpus.exclude`). This config
+is k-NN sampling as published (Eqs. 4 to 6, Algorithm 2): no correction, no exact phase, and output
+biases that start at zero. The study changes `output_layer`, the embedding size and the seed. To
+start a single run, here with the full softmax:
 
     for stage in build_vocab prepare_data train evaluate; do
       python $stage.py --config=research/configs/sampling_quality.py:DATA --workdir=runs/full \\
           --config.output_layer.kind=full
     done
 
-The encoder is one that leaves the unigram level within some hundred steps: gated positions with
-slopes, Muon for the layers' matrices, no dropout. A step has some 410 targets, so n = 500 keeps the
-paper's rule, |V| << n |W|, with 12 |V|. S = 4,096 is a little more than |V'| of k-NN sampling is in
-the mean, 5,400 until the first refresh after step 0 and 2,700 later: so the paper chose its 50,000.
+The encoder leaves the unigram level within some hundred steps. It has gated positions with slopes,
+Muon for the layers' matrices, and no dropout. A step has some 410 targets, so n = 500 keeps the
+paper's rule |V| << n |W|: n |W| is 12 |V|. S = 4,096 is a little above the mean |V'| of k-NN
+sampling, which is 5,400 until the first refresh after step 0, and 2,700 later. The paper chose its
+50,000 in the same way.
 
-Hardware: 2 CPU cores, some five hours for the study; one core does 5.7 steps a second with the full
-softmax, 8.6 with k-NN. `research/configs/sampling_quality.py:runlocal` is the same on the embedded
-corpus in miniature.
+Hardware: 2 CPU cores, some five hours for the study. One core does 5.7 steps per second with the
+full softmax, 8.6 with k-NN. `research/configs/sampling_quality.py:runlocal` is a miniature on the
+embedded corpus.
 """
 
 from ml_collections import ConfigDict
@@ -31,9 +32,9 @@ LANGUAGES = ("de", "en", "es", "fr", "ru", "vi")
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """The config; `arg` is the folder with the data, or "runlocal"."""
+    """Return the config; `arg` is the data folder, or "runlocal"."""
     config = real_text.get_config(arg)
-    config.data.loader = "threads"  # of TensorFlow, nothing but its start would be noticed
+    config.data.loader = "threads"  # with TensorFlow most of the time would be its start
 
     config.output_layer.log_q_correction = False
     config.output_layer.full_softmax_fraction = 0.0
@@ -41,7 +42,7 @@ def get_config(arg: str = "") -> ConfigDict:
     if arg == "runlocal":
         return config
 
-    # All text as text of one language: the comparison is of masked language modelling alone.
+    # All text is monolingual: this compares masked language modelling only.
     config.corpus.text = (
         "bible/train",
         "common_voice_text/train",

@@ -4,8 +4,8 @@
       python $stage.py --config=research/configs/translation.py:translation,DATA --workdir=DIR
     done
 
-The argument is a run of `RUNS`, then `,DATA`, a folder as for `configs/bitext.py`. Decoders are
-made of the first two, the last two or the last of the layers.
+The argument is a run of `RUNS`, then `,DATA`, a folder as for `configs/bitext.py`. Decoders start
+from the first two, the last two or the last of the layers.
 
 Hardware: 2 CPU cores.
 """
@@ -26,7 +26,7 @@ _TRANSLATION = {
     "model.unroll": 4,
 }
 
-# What differs from `translation`, by run.
+# Changes to `translation`, by run.
 RUNS: dict[str, dict[str, Any]] = {
     "translation": {},
     "translation_xlm": veco.SMALL["small_xlm"],
@@ -35,7 +35,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """Return the config of a run or of "RUN,DATA"; by default of translation."""
+    """Return the config of RUN or "RUN,DATA"; the default is translation."""
     run, _, data = (arg or "translation").partition(",")
     if run not in RUNS:
         raise ValueError(f"translation has no run {run!r}; there are {', '.join(RUNS)}")

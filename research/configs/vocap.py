@@ -5,7 +5,7 @@
 
 The argument is a run of `RUNS`, then `,DATA`, a folder as for `configs/real_text.py`.
 
-Hardware: one CPU core and some minutes a run.
+Hardware: one CPU core and some minutes per run.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from research.configs import xlm_r
 from research.configs.xlm_r import named
 
 _METHODS = ("joint", "proportional", "clustered", "uniform")
-# Beyond the paper: one problem for all languages, at the shares f^0.3, and JOINT's at the same.
+# Beyond the paper: one problem for all languages at the shares f^0.3, and JOINT at the same.
 _UNION = {
     "vocab.method": "union", "vocab.alpha": 0.3, "vocab.beta": 1.0, "vocab.byte_fallback": True,
 }  # fmt: skip
@@ -33,7 +33,7 @@ _16K: dict[str, dict[str, Any]] = {
     "union_fair": {**_UNION, "vocab.parity": 1.0},
 }
 
-# What differs from `_base`, by run.
+# Changes to `_base`, by run.
 RUNS: dict[str, dict[str, Any]] = {
     **_8K,
     **{f"{name}_16k": {**keys, "vocab.target_size": 16_000} for name, keys in _16K.items()},
@@ -41,7 +41,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 _COMPARED = ("vocap", *_METHODS)
 _BETA_RUNS = ("beta0", "beta3", "vocap", "beta10")
-# Runs by the figure that compares them.
+# Runs by figure.
 GRIDS: dict[str, tuple[str, ...]] = {
     "methods": (*_COMPARED, *named("{}_16k", _COMPARED)),
     "beta": (*_BETA_RUNS, *named("{}_16k", _BETA_RUNS)),
@@ -50,7 +50,7 @@ GRIDS: dict[str, tuple[str, ...]] = {
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """Return the config of a run or of "RUN,DATA"; by default of vocap."""
+    """Return the config of RUN or "RUN,DATA"; the default is vocap."""
     run, _, data = (arg or "vocap").partition(",")
     if run not in RUNS:
         raise ValueError(f"vocap has no run {run!r}; there are {', '.join(RUNS)}")

@@ -3,10 +3,10 @@
     python -m xlm.launch.start --config=research/configs/xlm_r.py:reference,DATA --grid=alpha \\
         --workdir=DIR
 
-15 languages, 8,000 pieces, two layers of 128. The argument is a run of `RUNS`, then `,DATA`, a
-folder as for `configs/real_text.py`. At full size: `research/configs/xlm_r_full.py`.
+15 languages, 8,000 pieces, two layers of width 128. The argument is a run of `RUNS`, then `,DATA`,
+a folder as for `configs/real_text.py`. `research/configs/xlm_r_full.py` has the paper's size.
 
-Hardware: one CPU core and some minutes a run.
+Hardware: one CPU core and some minutes per run.
 """
 
 import math
@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from configs import bitext, real_text, small
 
-# The seven with data of all tasks (Section 3) and XNLI's fifteen; those beyond are chosen.
+# Seven languages with data of all tasks (Section 3), XNLI's fifteen, and a choice beyond.
 SEVEN = ("de", "en", "fr", "ru", "sw", "ur", "zh")
 FIFTEEN = (*SEVEN, "ar", "bg", "el", "es", "hi", "th", "tr", "vi")
 BEYOND_15 = ("af", "eu", "fa", "fi", "he", "hu", "it", "ml", "my", "nl", "ta", "te")
@@ -25,7 +25,7 @@ BEYOND_30 = (
     "az", "bn", "ca", "cs", "da", "eo", "et", "gl", "gu", "hr", "ka", "kk", "la", "lt", "lv", "mn",
     "mr", "ms", "no", "pa", "ro", "sk", "sl", "sq", "sr", "sv", "tl",
 )  # fmt: skip
-# Without Chinese, Japanese and Korean, whose characters alone would fill a small vocabulary.
+# Without Chinese, Japanese and Korean: their characters would fill a small vocabulary.
 _15 = (*(name for name in FIFTEEN if name != "zh"), "id")
 _30 = (*_15, *BEYOND_15, "pl", "pt", "uk")
 LANGUAGES: dict[int, tuple[str, ...]] = {
@@ -36,7 +36,7 @@ LANGUAGES: dict[int, tuple[str, ...]] = {
 }
 HIGH, LOW = ("en", "fr"), ("sw", "ur")  # high- and low-resource (Section 3)
 
-# Gigabytes of CommonCrawl and of Wikipedia (VoCap, Tables 7 and 8), for amounts of text.
+# Gigabytes of CommonCrawl and of Wikipedia (VoCap, Tables 7 and 8), for the amounts of text.
 GIGABYTES = {
     "af": (0.2, 0.12), "ar": (16.1, 1.29), "az": (0.8, 0.24), "bg": (7.0, 0.62), "bn": (5.5, 0.41),
     "ca": (3.0, 1.1), "cs": (14.9, 0.8), "cy": (0.4, 0.06), "da": (6.9, 0.33), "de": (99.0, 5.43),
@@ -52,17 +52,17 @@ GIGABYTES = {
     "te": (2.3, 0.44), "th": (33.0, 0.52), "tl": (1.2, 0.04), "tr": (56.4, 0.43),
     "uk": (13.4, 2.43), "ur": (3.0, 0.13), "vi": (74.5, 0.76),
 }  # fmt: skip
-_MOST = 3_000_000  # bytes of English; others at the square root of their share
+_MOST = 3_000_000  # bytes of English text; others by the square root of their share
 
 
 def _amounts(corpus: int) -> dict[str, int]:
-    """Return bytes by language, in proportion to roots of CommonCrawl's (0) or Wikipedia's (1)."""
+    """Return bytes by language, by the square roots of CommonCrawl's (0) or Wikipedia's (1)."""
     most = GIGABYTES["en"][0]
     return {name: round(_MOST * math.sqrt(both[corpus] / most)) for name, both in GIGABYTES.items()}
 
 
 def of_width(size: int, mlp: int) -> dict[str, int]:
-    """Return the keys of a width, with a feed-forward network `mlp` times as wide."""
+    """Return the keys of a width; the feed-forward network is `mlp` times as wide."""
     return {"model.embedding_size": size, "model.hidden_size": size, "model.mlp_size": mlp * size}
 
 
@@ -81,7 +81,7 @@ def constant_width(pieces: int, parameters: int, squares: int, multiple: int) ->
 
 
 def vocabularies(at: int, width: int, sizes: tuple[int, ...], mlp: int, layers: int) -> dict:
-    """Return keys by vocabulary size, with as many parameters as `at` pieces have at `width`."""
+    """Return keys by vocabulary size, all with the parameters of `at` pieces at `width`."""
     squares = layers * (4 + 2 * mlp)
     total = at * width + squares * width**2
     multiple = 48 if width > 500 else 4
@@ -94,8 +94,8 @@ _WIKIPEDIA = {f"corpus.max_train_bytes_of.{name}": size for name, size in _amoun
 
 
 def _alone(language: str) -> dict[str, Any]:
-    """Return the keys of an encoder of one language with half the pieces."""
-    # Low-resource languages have 1,000: tens of kilobytes of text hold no more.
+    """Return the keys of an encoder of one language, with half the pieces."""
+    # Low-resource languages have 1,000 pieces: tens of kilobytes of text have no more.
     return {_LANGUAGES: (language,), "vocab.target_size": 1000 if language in LOW else 4000}
 
 
@@ -107,7 +107,7 @@ def named(form: str, values: Sequence[Any]) -> tuple[str, ...]:
     return tuple(form.format(value) for value in values)
 
 
-# What differs from `_base`, by run.
+# Changes to `_base`, by run.
 RUNS: dict[str, dict[str, Any]] = {
     "reference": {},
     **{f"languages_{n}": {_LANGUAGES: LANGUAGES[n]} for n in (7, 30, 60)},
@@ -124,17 +124,17 @@ RUNS: dict[str, dict[str, Any]] = {
     **{f"batch_{n}": {"train.batch_size": n} for n in (8, 32)},
     **{f"batch_{n}_examples": {"train.batch_size": n, "train.num_steps": 2400 * 16 // n}
        for n in (8, 32)},
-    # As many updates a language, on average, as seven languages have.
+    # On average as many updates per language as with seven languages.
     "languages_15_examples": _updates(15),
     "wide_15_examples": {**of_width(160, 2), **_updates(15)},
     "languages_30_examples": {_LANGUAGES: LANGUAGES[30], **_updates(30)},
     "wide_30_examples": {_LANGUAGES: LANGUAGES[30], **of_width(192, 2), **_updates(30)},
-    # Of seven languages, whose loss levels off soonest.
+    # Seven languages, since their loss levels off soonest.
     **{f"steps_{n}": {_LANGUAGES: LANGUAGES[7], "train.num_steps": n}
        for n in (600, 1200, 4800, 9600)},
 }  # fmt: skip
 
-# Runs by the figure that compares them.
+# Runs by figure.
 GRIDS: dict[str, tuple[str, ...]] = {
     "languages": ("languages_7", "reference", "languages_30", "languages_60"),
     "alpha": (
@@ -159,14 +159,14 @@ GRIDS: dict[str, tuple[str, ...]] = {
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """Return the config of a run or of "RUN,DATA"; by default of reference."""
+    """Return the config of RUN or "RUN,DATA"; the default is reference."""
     return changed(_base(), "xlm_r", RUNS, arg)
 
 
 def changed(
     config: ConfigDict, name: str, runs: Mapping[str, Mapping[str, Any]], arg: str
 ) -> ConfigDict:
-    """Return `config` with what differs in a run of a recipe, of "RUN,DATA" or "" for reference."""
+    """Apply the changes of a recipe's run to `config`; `arg` is "RUN,DATA", or "" for reference."""
     run, _, data = (arg or "reference").partition(",")
     if run not in runs:
         raise ValueError(f"{name} has no run {run!r}; there are {', '.join(runs)}")
@@ -176,7 +176,7 @@ def changed(
 
 
 def _base() -> ConfigDict:
-    """Return a small encoder of 15 languages, whose amounts of text differ as CommonCrawl's."""
+    """Return a small encoder of 15 languages, with text in CommonCrawl's proportions."""
     config = small.get_config()
     config.corpus.text = (
         "common_voice_text/train", "wikiann_text", "books", "thai_messages", "bible/train",
@@ -191,7 +191,7 @@ def _base() -> ConfigDict:
     config.data.update(alpha=0.3, across_documents=True, loader="threads")
     config.model.max_length = 64
     config.output_layer.update(kind="full", full_softmax_fraction=0.0)
-    # Small batches: learning to use context depends on the number of steps.
+    # Small batches: learning from context depends on the number of steps.
     config.train.update(
         num_steps=2400, batch_size=16, log_every=50, evaluate_every=800, checkpoint_every=800,
         keep_checkpoints=1,

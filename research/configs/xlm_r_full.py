@@ -3,13 +3,13 @@
     python -m xlm.launch.start --config=research/configs/xlm_r_full.py:reference,DATA \\
         --grid=alpha --workdir=DIR
 
-BERT-Base, 150K pieces, 100 languages of Wikipedia; the paper has 67.7 on XNLI. The argument is a
-run of `RUNS`, then `,DATA`, which has folders `wikipedia` and `commoncrawl` of `<lang>.txt.gz`, and
-`segmented` for the grid `tokenizer`. None of these has been run here.
+BERT-Base, 150K pieces, 100 languages of Wikipedia. The paper has 67.7 on XNLI. The argument is a
+run of `RUNS`, then `,DATA`. DATA has folders `wikipedia` and `commoncrawl` of `<lang>.txt.gz`, and
+`segmented` for the grid `tokenizer`. We have not run any of these.
 
-The paper has the 150K pieces, BERT-Base and the names of its figures. Chosen here: the learning
-rate, updates, batch and alpha, the languages beyond XNLI's 15, the values on the axes of alpha and
-of the batch, and those between the ends of the others.
+The paper states the 150K pieces, BERT-Base and the names of its figures. We chose the learning
+rate, updates, batch, alpha and the languages beyond XNLI's 15. We also chose the values on the axes
+of alpha and of the batch, and those between the ends of the other axes.
 
 Hardware: accelerators.
 """
@@ -38,13 +38,13 @@ LANGUAGES: dict[int, tuple[str, ...]] = {
     15: FIFTEEN,
     30: _30,
     60: (*_30, *BEYOND_30, "pl", "pt", "uk"),
-    100: (),  # all that DATA has: the paper's list is in a table of its appendix
+    100: (),  # all languages of DATA; the paper's list is in a table of its appendix
 }
 _LANGUAGES, _TEXT = "corpus.languages", "corpus.text"
 _CC = {_TEXT: ("commoncrawl",)}
 _PARAMETERS = vocabularies(150_000, 768, (32_000, 64_000, 128_000, 256_000), 4, 12)
 
-# What differs from `_base`, by run.
+# Changes to `_base`, by run.
 RUNS: dict[str, dict[str, Any]] = {
     "reference": {},
     **{f"languages_{n}": {_LANGUAGES: LANGUAGES[n]} for n in (7, 15, 30, 60)},
@@ -61,7 +61,7 @@ RUNS: dict[str, dict[str, Any]] = {
     **{f"steps_{n}k": {"train.num_steps": 1000 * n} for n in (50, 100, 400)},
 }  # fmt: skip
 
-# Runs by the figure that compares them.
+# Runs by figure.
 GRIDS: dict[str, tuple[str, ...]] = {
     "languages": (
         *named("languages_{}", (7, 15, 30, 60)), "reference",
@@ -81,7 +81,7 @@ GRIDS: dict[str, tuple[str, ...]] = {
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """Return the config of a run or of "RUN,DATA"; by default of reference."""
+    """Return the config of RUN or "RUN,DATA"; the default is reference."""
     return changed(_base(), "xlm_r_full", RUNS, arg)
 
 

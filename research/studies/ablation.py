@@ -1,4 +1,4 @@
-"""The quickstart's encoder with one key changed at a time; an hour of two cores."""
+"""The quickstart's encoder with one key changed at a time. Takes an hour on two cores."""
 
 from research.ablation import study
 

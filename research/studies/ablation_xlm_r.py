@@ -1,4 +1,4 @@
-"""The encoder of XLM-R's analysis in small with one key changed at a time; an hour of two cores."""
+"""XLM-R's small encoder with one key changed at a time. Takes an hour on two cores."""
 
 from research.ablation import study
 

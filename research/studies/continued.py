@@ -1,11 +1,12 @@
-"""Continued training on one domain: gain inside, loss outside, by language (XY-LENT Section 8).
+"""Continued training on one domain: gain and forgetting by language (XY-LENT Section 8).
 
-Starts from the runs `small` (generator and discriminator) and `small_mlm` of `xy_lent`, which have
-the same WORKDIR, under every seed, and trains on the text of `domain`, a folder of DATA, in the
-languages of the encoders that it has: for `steps` steps, without pairs, once at the peak learning
-rate of the pre-training and once at a tenth of it. `research.forgetting` scores each before and
-after, on held-out rows of the pre-training and of the domain, and, with a `rate`, after fine-tuning
-on English data of `task`: Table 6, which has XNLI. An hour of two cores.
+For every seed, the study starts from the runs `small` (generator and discriminator) and `small_mlm`
+of `xy_lent`, in the same WORKDIR. It trains on the text of `domain`, a folder of DATA, in those
+languages of the encoders that it has. Training has `steps` steps without pairs, once at the peak
+learning rate of the pre-training and once at a tenth of it. `research.forgetting` scores all models
+before and after, on held-out rows of the pre-training and of the domain. With a `rate` it also
+scores them after fine-tuning on English data of `task`, as Table 6 does on XNLI. Takes an hour on
+two cores.
 """
 
 import pathlib
@@ -22,15 +23,15 @@ from research.tasks import TASKS
 from xlm.common import artifacts
 
 ARMS = ("small", "small_mlm")
-# Label and factor of the learning rate of the pre-training, by name.
+# Label, and factor of the pre-training's learning rate, by name.
 RATES = {"peak": ("peak rate", 1.0), "tenth": ("a tenth of it", 0.1)}
-_HELDOUT = 0.2  # of the domain, of which there is little
-# Languages of the encoders in which the domain `tico19` has text.
+_HELDOUT = 0.2  # of the domain, which has little text
+# Languages of the encoders with text in the domain `tico19`.
 _TICO19 = ("ar", "en", "es", "fa", "fr", "hi", "id", "ru", "ta", "zh")
 
 
 def runs(plan: Plan) -> Iterator[Run]:
-    """Plan what is trained and compared, seed by seed, on the encoders of `xy_lent`."""
+    """Plan training and comparison, seed by seed, from the encoders of `xy_lent`."""
     (steps,) = map(int, plan.chosen["steps"])
     keys = {
         "corpus.text": plan.chosen["domain"],
@@ -62,7 +63,7 @@ def _trained(
     plan: Plan, arm: str, name: str, seed: int, keys: Mapping[str, Any], steps: int,
     first: Run, packed: Run,
 ) -> Run:  # fmt: skip
-    """Return the run of a continued training; both rates of Muon are scaled."""
+    """Return the run of continued training, with both learning rates scaled."""
     optimizer, scale = plan.config(plan.study.config, CHANGES[arm]).optimizer, RATES[name][1]
     overrides = {
         **CHANGES[arm],
@@ -116,15 +117,15 @@ def _changes(folder: pathlib.Path) -> Any:
 
 NOTE = """\
 Trained on text of one domain in {languages}. *relative* is the loss of quality in per cent of the
-score before, as in Table 6: above 0 the model has got worse, be the measure a loss or a score; on
-the domain's own held-out rows (*domain*) it should fall. *trained*, *others*: means over languages
-with and without text of the domain. *change*: after less before, a loss in nats, a score in per
-cent. Means over seeds, and least to largest; *detectable*: the least difference of two rows that so
-many seeds could tell at 5 %."""
+score before, as in Table 6. Above 0 the model is worse, for losses and scores alike. On the
+domain's own held-out rows (*domain*) it should be below 0. *trained*, *others*: means over
+languages with and without text of the domain. *change*: after minus before, nats for a loss, per
+cent for a score. Cells are means over seeds, with minimum and maximum. *detectable*: the least
+difference of two rows that is significant at 5 % with these seeds."""
 
 
 def report(plan: Plan) -> list[str]:
-    """Return the tables of each measure on each data, and the plot of all as Figure 5."""
+    """Return a table per measure and data, and the plot of all, as Figure 5."""
     found = {
         f"{LABELS[arm]}, {label}": by_seed
         for arm in ARMS
@@ -149,12 +150,12 @@ def report(plan: Plan) -> list[str]:
 
 
 def _keys(result: Result) -> list[str]:
-    """Return data and measure of all changes of a run."""
+    """Return the pairs of data and measure among a run's changes."""
     return list(dict.fromkeys(item.rpartition("/")[0] for item in result["changes/before"]))
 
 
 def _of(key: str, result: Result) -> Result:
-    """Return before, after, change and relative loss by language, of data and measure."""
+    """Return before, after, change and relative loss by language, for data and a measure."""
     measure = key.partition("/")[2]
     _, scale = forgetting.form_of(measure)
     made = Result(before={}, after={}, change={}, relative={})

@@ -1,10 +1,10 @@
 """Cross-lingual transfer with and without pre-training, with frozen and trained embeddings.
 
-Each encoder is fine-tuned on English, for POS and NER, in four cells: from its parameters or from
-random ones of the same shapes, with frozen embeddings or with all parameters trained. The learning
-rate of a cell is the one of `rates` with the best English development score under the first seed;
-other seeds use that rate only. All cells of a task have the same epochs. Tatoeba is evaluated after
-every layer, embeddings (layer 0) included. Two hours of two cores.
+The study fine-tunes each encoder on English, for POS and NER, in four cells: from its parameters or
+from random ones of the same shapes, with frozen embeddings or with all parameters trained. The
+learning rate of a cell is the one of `rates` with the best English development score under the
+first seed. Other seeds use only that rate. All cells of a task have equal epochs. Tatoeba is scored
+after every layer and on embeddings (layer 0). Takes two hours on two cores.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def _names(plan: Plan, task: str, cell: str) -> dict[str, str]:
 
 
 def runs(plan: Plan) -> Iterator[Run]:
-    """Plan encoders, fine-tunings and retrieval, seed by seed."""
+    """Plan encoders, fine-tuning and retrieval, seed by seed."""
     config = plan.config(plan.study.config)
     for seed in plan.seeds or ():
         own = encoder(plan, "encoders", seed, {}, measures.encoder)
@@ -45,7 +45,7 @@ def runs(plan: Plan) -> Iterator[Run]:
                         "random_init": one == "random",
                         "model_name": one,
                         "optimizer.frozen": ("embeddings",) if trained == "frozen" else (),
-                        # Of a large vocabulary, whose dense update would take most of a step.
+                        # The vocabulary is large, so dense updates would take most of a step.
                         "optimizer.embedding_update": "rows",
                     }
                     languages = config.corpus.languages
@@ -82,7 +82,7 @@ def report(plan: Plan) -> list[str]:
         for task in _TUNED
         for cell, label in CELLS.items()
     }
-    note = "Fine-tuned on English. Means leave English out; least and largest are of the seeds."
+    note = "Fine-tuned on English. Means leave English out. Minimum and maximum are over seeds."
     title = "English development data"
     return [note, *parts, tasks.choice_table(plan, title, "rates", "selected/value", rows)]
 
@@ -90,7 +90,7 @@ def report(plan: Plan) -> list[str]:
 def _score_table(
     plan: Plan, task: str, choice: str, named: list[tuple[str, str, str]]
 ) -> list[str]:
-    """Return a table of the scores of runs, with label and choice; none without results."""
+    """Return a table of the scores of runs, with label and choice; [] without results."""
     found = [(*one, plan.results.of(one[2], plan.seeds)) for one in named]
     lines = [
         Line((label, which, str(len(by_seed))), by_seed)

@@ -1,18 +1,18 @@
 """Does robust sampling find planted defects? (XY-LENT Section 6.6, Figure 4)
 
-Three pairs of `folder` are damaged by `research.planted_defects`: shuffled sentences, near copies,
-a wrong language. On DATA as it is and on the damaged corpus, with one vocabulary, trains for every
-seed
+`research.planted_defects` damages three pairs of `folder`, by shuffled sentences, near copies and a
+wrong language. For every seed, the study trains three runs on DATA and three on the damaged corpus,
+with one vocabulary:
 
-- `baseline`: with the base distribution (`robust.rho` 0), which records the losses of the pairs;
-- `robust`: re-weighted in ten phases, rho 0.05, no pair below 0.2 of its base weight;
-- `excess`: the same by the losses less those of the `baseline` of the same corpus and seed, which
-  leaves what that run has not learned, and so may hide a pair that is hard for both.
+- `baseline`: the base distribution (`robust.rho` 0), which records the losses of the pairs.
+- `robust`: re-weighted in ten phases, with rho 0.05 and no pair below 0.2 of its base weight.
+- `excess`: the same, by the losses minus those of the `baseline` with the same corpus and seed.
+  This may hide a pair that is hard for both runs.
 
-Each is reported by `xlm pair-weights`. The tables have the ranks of the planted pairs among all,
-by weight and by loss beyond their languages (`xlm.evaluation.pair_report`), those of the same pairs
-undamaged beside them, the pairs at the ends of the undamaged corpus, and the held-out scores with
-and without re-weighting. Two hours of two cores.
+`xlm pair-weights` reports each run. The tables have the ranks of the planted pairs among all pairs,
+by weight and by loss beyond their languages (`xlm.evaluation.pair_report`), with those of the same
+pairs undamaged. They also have the extreme pairs of the undamaged corpus, and the held-out scores
+with and without re-weighting. Takes two hours on two cores.
 """
 
 import pathlib
@@ -31,8 +31,8 @@ from xlm.common import artifacts
 from xlm.evaluation.pair_report import ranked_by_excess
 from xlm.objectives.best_response import best_response, shrunk
 
-# Pairs of only one folder, so that a damaged file is all of its language pair, and so few that the
-# model learns to use translations.
+# Pairs of one folder, so a damaged file is all text of its language pair. There are few of them, so
+# the model learns to use translations.
 _CORPUS = {
     "corpus.parallel": ("tatoeba_bitext/*-*.tsv.xz",),
     "corpus.languages": ("de", "en", "es", "fr", "it", "nl"),
@@ -43,7 +43,7 @@ _ROBUST = {
     "robust.num_phases": 10,
     "robust.rho": 0.05,
     "robust.min_ratio": 0.2,
-    # Losses of the last hundred batches of a pair, or the noise of single sentences hides its own.
+    # Means of a pair's last hundred batches, since single sentences would add too much noise.
     "robust.rate": 0.01,
 }
 # Label and changed keys of each run.
@@ -52,7 +52,7 @@ KINDS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "robust": ("robust, without a baseline", _ROBUST),
     "excess": ("robust, losses less the baseline's", _ROBUST),
 }
-# Titles and forms of the held-out scores, by their names in the metrics.
+# Titles and number formats of the held-out scores, by metric.
 SCORES = {
     "eval/loss": ("generator's loss, nats a token", "{:.3f}"),
     "rtd/unigram/auc": ("AUC on unigram samples", "{:.3f}"),
@@ -65,7 +65,7 @@ def _defects(plan: Plan) -> list[Defect]:
 
 
 def runs(plan: Plan) -> Iterator[Run]:
-    """Plan both corpora, and their runs seed by seed."""
+    """Plan both corpora, and their runs, seed by seed."""
     words = (
         "-m", "research.planted_defects", "--data=DATA", "--output=WORKDIR/corpus",
         f"--folder={plan.chosen['folder'][0]}", f"--defects={','.join(plan.chosen['defects'])}",
@@ -73,7 +73,7 @@ def runs(plan: Plan) -> Iterator[Run]:
     corpus = Run("corpus", None, (Step(words, has_config=False),))
     build, pack = Step(("build_vocab.py",)), Step(("prepare_data.py",))
     clean = Run("data/clean", None, (build, pack), plan.study.config, plan.overrides)
-    # With the vocabulary of the undamaged text.
+    # with the vocabulary of the undamaged text
     own = {**plan.overrides, "corpus.root": corpus.path}
     links = {"vocab": f"{clean.folder}/vocab"}
     planted = Run("data/planted", None, (pack,), plan.study.config, own, links, (corpus, clean))
@@ -100,19 +100,19 @@ def _measure(folder: pathlib.Path) -> dict[str, Any]:
 
 
 _NOTE = """\
-Rank of the damaged pairs among all {count}, of each seed: 1 is the most up-weighted one, {count}
-the most down-weighted one; then the mean loss and the mean p / q in the last phase. A defect is
-found if it is at an end where the same pair of the corpus as it is, in the line below, is not.
-Without re-weighting pairs are ranked by their loss."""
+Ranks of the damaged pairs among all {count} pairs, for each seed: 1 is the most up-weighted pair,
+{count} the most down-weighted. Then the mean loss and the mean p / q in the last phase. A defect is
+found if its pair is at an end and the same undamaged pair, in the line below, is not. Without
+re-weighting, pairs are ranked by loss."""
 _EXCESS_NOTE = """\
-Rank by the loss beyond what the other pairs of the two languages predict, 1 for the highest, and
-the mean of that loss. Sentences that are easy to predict, such as copies, are at the other end."""
+Ranks by the loss beyond the prediction from other pairs of both languages, 1 for the highest, and
+the mean of that loss. Easy sentences, such as copies, are at the other end."""
 
 
 _SHRUNK_NOTE = """\
-The last phase solved again, from losses as they are and from shrunk ones (`robust.shrink`): rank
-and p / q of each seed. A loss has the standard error e_i, e_i^2 = s^2 mean(q) / q_i: s is the
-deviation between seeds, pooled over pairs, and base weights q stand for counts of examples."""
+The last phase solved again, from losses as they are and from shrunk losses (`robust.shrink`): rank
+and p / q of each seed. The standard error of a loss is e_i, with e_i^2 = s^2 mean(q) / q_i. s is
+the deviation between seeds, pooled over pairs. Base weights q replace counts of examples."""
 
 
 def report(plan: Plan) -> list[str]:
@@ -154,7 +154,7 @@ def _rank_table(
     found: Mapping[tuple[str, str], BySeed],
     cell: Callable[[str, Sequence[Result]], str],
 ) -> str:
-    """Return a table: a cell for each damaged pair, a line per run."""
+    """Return a table with a cell per damaged pair and a line per run."""
     defects = {_name(one): one for one in _defects(plan)}
     titles = [
         f"{name}: {one.kind.replace('_', ' ')} {one.language}".rstrip()
@@ -171,7 +171,7 @@ def _rank_table(
 
 
 def _shrunk_table(plan: Plan, found: Mapping[tuple[str, str], BySeed]) -> list[str]:
-    """Return a note and a table of the last phase with and without shrinkage; [] for one seed."""
+    """Return a table of the last phase with and without shrinkage, explained; [] for one seed."""
     robust = {corpus: list(found.get((corpus, "robust"), {}).values()) for corpus in CORPORA}
     rows = []
     for corpus, some in robust.items():
@@ -196,9 +196,9 @@ def _shrunk_table(plan: Plan, found: Mapping[tuple[str, str], BySeed]) -> list[s
 
 
 def between_seeds(losses: np.ndarray) -> float:
-    """Return the deviation of a loss between seeds, of losses [seeds, pairs], pooled over pairs.
+    """Return the deviation of a loss between seeds, from losses [seeds, pairs], pooled over pairs.
 
-    The mean of a seed is subtracted, since it is common to all pairs.
+    The mean of each seed is subtracted first, since all pairs share it.
     """
     centred = losses - losses.mean(1, keepdims=True)
     left = centred - centred.mean(0)
@@ -206,7 +206,7 @@ def between_seeds(losses: np.ndarray) -> float:
 
 
 def _name(defect: Defect) -> str:
-    """Return the name of a pair in the packed dataset, where languages are sorted."""
+    """Return the name of a pair in the packed dataset, which sorts languages."""
     return "-".join(sorted(defect.pair.split("-")))
 
 
@@ -228,7 +228,7 @@ def _excess(pair: str, some: Sequence[Result]) -> str:
 
 
 def _ends(by_seed: Mapping[int, Mapping[str, float]]) -> str:
-    """Return a table: the pairs at both ends under each seed, the most extreme first."""
+    """Return a table of the pairs at both ends for each seed, the most extreme first."""
     rows = []
     for seed, values in by_seed.items():
         pairs = list(values)

@@ -1,4 +1,4 @@
-"""Blocks, optimizers and phases of today's encoders, in small: what is beyond the four papers."""
+"""Blocks, optimizers and phases of today's encoders at a small size, beyond the four papers."""
 
 from research.configs.mmbert import RUNS
 from research.figure import Figure, Point, study
@@ -31,7 +31,7 @@ FIGURES = {
         ),
         keys=("optimizer.kind", "optimizer.learning_rate"),
         is_log=True,
-        note="Equal tokens. Muon's rate is that of configs/small.py; the others have three.",
+        note="Equal tokens. Muon has the rate of configs/small.py, the others have three rates.",
     ),
     "phases": Figure(
         title="One phase against mmBERT's three, and against the merger of three decays",
@@ -40,7 +40,7 @@ FIGURES = {
         points=tuple(Point(name, x) for x, name in enumerate(_PHASES)),
         keys=("phases", "optimizer.final_rate_ratio"),
         ticks=dict(enumerate(_PHASES.values())),
-        note="Phases have 9, 12 and 15 languages: hi, sw and ur come in the last. The merger has "
+        note="Phases have 9, 12 and 15 languages. hi, sw and ur join in the last. The merger has "
         "two more decays of 96 steps.",
     ),
 }  # fmt: skip

@@ -1,11 +1,11 @@
 """Correlation of vocabulary ALP and size with monolingual task scores (Table 5, Figures 1-3).
 
-For each language and vocabulary size: a vocabulary of that size for this language alone, an encoder
-pre-trained with it, and part-of-speech tagging and named entities in the same language, trained on
-parts of the development data (`research.splits`). Encoders of a language and a seed differ in their
-vocabulary only: text, sequence length and steps are the same. An infeasible size for a language's
-text, such as fewer pieces than characters, fails without affecting the others. Four hours of a
-core.
+Each language and vocabulary size has a monolingual vocabulary and an encoder pre-trained with it.
+The encoder is fine-tuned on part-of-speech tagging and named entities in the same language, on
+parts of the development data (`research.splits`). Encoders of a language and a seed differ only in
+their vocabulary: text, sequence length and steps are equal. An infeasible size for a language's
+text, such as fewer pieces than characters, fails without affecting the others. Takes four hours on
+one core.
 """
 
 import collections
@@ -31,10 +31,10 @@ PUBLISHED = {
     "it": {"udpos": (0.665, 0.422), "wikiann": (0.899, 0.900)},
     "ru": {"udpos": (0.423, 0.327), "wikiann": (0.872, 0.833)},
 }
-# Common settings of the encoders of all sizes. Small batches, since learning to use context depends
-# on the number of steps more than on the number of tokens.
+# Settings of the encoders of all sizes. Small batches, since learning from context depends more on
+# the number of steps than on the number of tokens.
 _PRETRAINING = {
-    # Text of one language: translations are read as text, which they are not as pairs.
+    # Monolingual: reads translations as text, not as pairs.
     "corpus.text": (
         "common_voice_text/train", "wikiann_text", "books", "bible/train", "ntrex/train",
     ),
@@ -62,7 +62,7 @@ _PRETRAINING = {
 _FINE_TUNING = {
     "task.max_length": 64,
     "task.buckets": (32,),
-    "task.selection": "all_languages",  # of which there is one, not English
+    "task.selection": "all_languages",  # one language, not English
     "model.attention_dropout_rate": 0.0,
     "train.batch_size": 16,
     "train.evaluations": 4,
@@ -75,7 +75,7 @@ _OF_TASK = {
 
 
 def runs(plan: Plan) -> Iterator[Run]:
-    """Plan encoders and their tasks, language by language, which are whole one after another."""
+    """Plan encoders and their tasks, one language after another."""
     (steps,) = map(int, plan.chosen["steps"])
     made = splits.run(tuple(TASKS), plan.chosen["languages"])
     for language in plan.chosen["languages"]:
@@ -100,7 +100,7 @@ def runs(plan: Plan) -> Iterator[Run]:
 
 
 def _measure(language: str, size: int, folder: pathlib.Path) -> dict[str, Any]:
-    """Return the ALP of an encoder's vocabulary and its losses."""
+    """Return the ALP of an encoder's vocabulary, and the encoder's losses."""
     built = artifacts.read_json(folder / "vocab" / "allocation.json")["languages"][language]
     losses = artifacts.read_json(folder / "report" / "results.json")["losses"][language]
     alp = built["alp"][built["sizes"].index(size)]
@@ -135,13 +135,13 @@ def report(plan: Plan) -> list[str]:
         else ""
     )
     return [
-        "F1 in per cent. ALP in nats a sentence of the training text; loss - unigram in nats a "
-        "token of held-out text, below zero where the encoder has learned from context.",
+        "F1 in per cent. ALP in nats per sentence of training text. loss - unigram in nats per "
+        "token of held-out text; below zero the encoder has learned from context.",
         _score_table(cells),
         "## Pearson's correlation",
-        "Of means over seeds; in brackets the least and the largest of single seeds. *detectable*: "
-        "the least difference of two sizes that the spread of seeds, pooled over the sizes, tells "
-        f"at 5 %; it knows nothing of the choice of test examples.{significance}",
+        "Of means over seeds. In brackets: the range of single seeds. *detectable*: the least "
+        "difference of two sizes that is significant at 5 %, by the deviation of seeds pooled over "
+        f"sizes. It ignores the choice of test examples.{significance}",
         _correlation_table(cells),
         pivot.markdown(
             ["VoCap, Table 5", "", "F1 and ALP", "F1 and size"],
@@ -178,7 +178,7 @@ def _first(by_seed: BySeed) -> Result:
 
 
 def _scores(cells: Cells, language: str, task: str) -> dict[int, dict[int, float]]:
-    """Return the scores of a language by size and seed, of the sizes that have some."""
+    """Return the scores of a language by size and seed, for sizes with scores."""
     found = {
         size: pivot.values(_f1(task), by_seed) for (own, size), by_seed in cells.items()
         if own == language
@@ -187,9 +187,9 @@ def _scores(cells: Cells, language: str, task: str) -> dict[int, dict[int, float
 
 
 def _rho(cells: Cells, language: str, task: str, of) -> list[float]:
-    """Return the correlation of the means over seeds, and that of each seed that all sizes have.
+    """Return the correlation of the means over seeds, and that of each common seed of all sizes.
 
-    Of under three sizes there is none.
+    Below three sizes there is none.
     """
     scores = _scores(cells, language, task)
     if len(scores) < 3:

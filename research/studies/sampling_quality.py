@@ -1,11 +1,11 @@
 """Quality of the output layers after equal steps: exact loss and fine-tuning (Tables 2 and 3).
 
-Pre-trains one encoder for every setting and seed on one vocabulary and one packed dataset. Runs of
-a seed share initial parameters (except for half embeddings), masks and the order of the data;
-settings differ in the section `output_layer`, or in the embedding size. Those of which the paper's
-Tables 1 to 3 have scores are fine-tuned on English, and a full softmax with random parameters too.
-Five hours of two cores; on an accelerator a larger job by keys such as
-config.vocab.target_size=500000. Speed is measured by `benchmarks/`.
+The study pre-trains an encoder per setting and seed, on one vocabulary and one packed dataset. Runs
+of a seed share initial parameters (except for half embeddings), masks and data order. Settings
+differ in the section `output_layer` or in the embedding size. The settings that the paper scores in
+Tables 1 to 3 are fine-tuned on English, and so is a full softmax with random parameters. Takes five
+hours on two cores. Keys such as config.vocab.target_size=500000 make a larger job of it.
+`benchmarks/` measures speed.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from xlm.training.metrics import read_metrics
 
 FULL, FULL_BIAS = "full", "full_bias"
 PUBLISHED, CORRECTED = "knn", "knn_corrected"
-# Random instead of trained parameters, fine-tuned as well.
+# Random instead of trained parameters, also fine-tuned.
 RANDOM, RANDOM_LABEL = "random", "random parameters"
 GROUPS = {
     "method": "Methods (paper Table 2)",
@@ -35,11 +35,11 @@ GROUPS = {
     "n": "Steps between refreshes n",
     "half": "Half embedding (paper Section 3.2)",
 }
-# Settings with a fine-tuned score in the paper's Tables 1 to 3, and what mends them.
+# Settings with a fine-tuned score in the paper's Tables 1 to 3, and their corrections.
 _TUNED_GROUPS = ("k", "half")
 _TUNED_METHODS = (FULL, PUBLISHED, CORRECTED, "target_sampling", "nce", "nce_bias", "neg")
 _RATES = {"udpos": "3e-4", "wikiann": "1e-3", "tatoeba": ""}
-_NEAR = 0.5  # nats of the full softmax that a panel shows closely
+_NEAR = 0.5  # nats around the full softmax, for an enlarged panel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Setting:
     """Output layer of the study.
 
     Attributes:
-      label: in tables; names every deviation from the paper's method.
+      label: label in tables, with every deviation from the paper's method.
       group: its table, of `GROUPS`.
-      change: keys of the config that differ from the study's.
+      change: changed config keys.
       is_fine_tuned: whether its encoders are fine-tuned.
     """
 
@@ -60,14 +60,14 @@ class Setting:
 
     @property
     def reference(self) -> str:
-        """Name of the reference full softmax, with the same initial output bias."""
+        """Name of the full softmax with the same initial output bias, the reference."""
         return FULL_BIAS if self.change["output_layer.frequency_bias"] else FULL
 
     @property
     def tuned_reference(self) -> str:
-        """Name of the setting whose fine-tuned scores its own are compared with.
+        """Name of the reference for fine-tuned scores.
 
-        Of methods it is the full softmax; else the same method with the study's k and embeddings.
+        It is the full softmax for methods, else the same method with the study's k and embeddings.
         """
         if self.group == "method" or self.change["output_layer.kind"] == "full":
             return FULL
@@ -77,7 +77,7 @@ class Setting:
 def _change(
     kind: str, *, log_q: bool = False, bias: bool = False, tenth: bool = False, **more: Any
 ) -> dict[str, Any]:
-    """Keys that define a method completely, independent of the config's values."""
+    """Keys that define a method completely, whatever the config."""
     return {
         "output_layer.kind": kind,
         "output_layer.log_q_correction": log_q,
@@ -92,7 +92,7 @@ _published = functools.partial(_change, "knn")
 
 
 def settings(config: ConfigDict) -> dict[str, Setting]:
-    """Return all settings by name, with k, n, S and the sizes of the encoder from `config`."""
+    """Return all settings by name, with k, n, S and encoder sizes from `config`."""
     layer, steps = config.output_layer, config.train.num_steps
     named: dict[str, tuple[str, str, dict[str, Any]]] = {
         name: (label, "method", keys) for name, (label, keys) in _methods(layer).items()
@@ -100,11 +100,11 @@ def settings(config: ConfigDict) -> dict[str, Setting]:
     for k in (one for one in (5, 10, 25, 50, 100) if one != layer.k):
         more: dict[str, Any] = {"output_layer.k": k}
         if k > layer.k:
-            # Neighbours of untrained embeddings are random tokens, whose union is most of V.
+            # Neighbours of untrained embeddings are random, so their union is most of V.
             more["output_layer.capacity"] = config.vocab.target_size
         named |= _both(f"k{k}", f"k = {k}", "k", more)
     n = layer.refresh_every
-    # One that violates |V| << n |W|, two that satisfy it.
+    # One value violates |V| << n |W|, two satisfy it.
     for one in (max(n // 20, 1), 2 * n, steps):
         if one <= steps and one != n:
             label = "index of the first embeddings kept" if one == steps else f"n = {one}"
@@ -152,11 +152,7 @@ def _methods(layer: ConfigDict) -> dict[str, tuple[str, dict[str, Any]]]:
 
 
 def _settings(plan: Plan) -> dict[str, Setting]:
-    """Return the chosen settings, all by default.
-
-    Raises:
-      ValueError: there is no such setting.
-    """
+    """Return the chosen settings, all by default; ValueError for an unknown name."""
     known = settings(plan.config(plan.study.config))
     if unknown := sorted(set(plan.chosen["settings"]) - set(known)):
         raise ValueError(f"settings: no {', '.join(unknown)}; there are {', '.join(known)}")
@@ -229,11 +225,11 @@ def report(plan: Plan) -> list[str]:
     parts = [
         f"{len(first['unigram'])} languages, {first.one('vocab_size'):,} pieces; S = "
         f"{layer.num_negatives}. Unigram distributions of the languages: "
-        f"{statistics.fmean(first['unigram'].values()):.3f} nats a token. Differences are means of "
-        "those of each seed; from the full softmax they are taken where the output bias starts "
-        "alike."
+        f"{statistics.fmean(first['unigram'].values()):.3f} nats per token. Differences are taken "
+        "seed by seed, then averaged. Those from the full softmax are from the one with the same "
+        "initial output bias."
     ]
-    # References of the comparison are in all tables.
+    # All tables have the references.
     common = [name for name in (FULL, FULL_BIAS, PUBLISHED, CORRECTED) if name in found]
     for group, title in GROUPS.items():
         if names := [name for name in found if chosen[name].group == group]:
@@ -274,7 +270,7 @@ def _loss_table(
 def _language_table(
     chosen: Mapping[str, Setting], found: Mapping[str, BySeed], names: Sequence[str]
 ) -> str:
-    """Return a table: loss of each language, and of the unigram distribution."""
+    """Return a table of the losses by language, with those of the unigram distribution."""
     first = next(iter(next(iter(found.values())).values()))
     unigram = [*first["unigram"].values(), statistics.fmean(first["unigram"].values())]
     columns = [Column(name, mean("loss", [name]), "{:.3f}") for name in first["unigram"]]
@@ -309,7 +305,7 @@ def _task_table(plan: Plan, chosen: Mapping[str, Setting], group: str, task: str
 def _plots(
     plan: Plan, chosen: Mapping[str, Setting], found: Mapping[str, BySeed], methods: Sequence[str]
 ) -> list[str]:
-    """Plot losses and scores by method and by k, seeds and means."""
+    """Plot losses and scores by method and by k, with seeds and means."""
     if not plan.folder:
         return []
     above = mean("loss", less="unigram")
@@ -351,7 +347,7 @@ def _plots(
 
 
 def _zero_shot(plan: Plan, task: str, names: Sequence[str]) -> dict[str, list[float]]:
-    """Return the mean without English under each seed, of settings with scores of a task."""
+    """Return the mean without English for each seed, of the settings scored on a task."""
     metric, found = TASKS[task].metric, {}
     for name in dict.fromkeys((FULL, *names, RANDOM)):
         scores = [
@@ -363,7 +359,7 @@ def _zero_shot(plan: Plan, task: str, names: Sequence[str]) -> dict[str, list[fl
 
 
 def _by_k(plan: Plan, chosen: Mapping[str, Setting]) -> dict[str, dict[int, str]]:
-    """Return the settings of k-NN sampling by form, as published and corrected, and by k."""
+    """Return the settings of k-NN sampling, published and corrected, by k."""
     default = plan.config(plan.study.config).output_layer.k
     forms: dict[str, dict[int, str]] = {}
     for name, one in chosen.items():

@@ -1,10 +1,10 @@
 """Scaling: held-out bits per character against parameters, tokens and compute, with fitted laws.
 
-Encoders of four sizes, each from random parameters with a schedule of its own, 800 to 6,400 steps
-of 2,048 tokens. Three laws are fitted to the runs with 3 tokens a parameter: E + B / D^b, E + A /
-N^a + B / D^b (Hoffmann et al. 2022, Eq. 2), and E + K / C^c of those that no run with less compute
-beats. Their errors are those of a fit to the smaller sizes at the largest one, and the spread over
-resampled residuals. An hour and a half of one core.
+Encoders of four sizes start from random parameters, each with its own schedule of 800 to 6,400
+steps of 2,048 tokens. We fit three laws to the runs with at least 3 tokens per parameter: E + B /
+D^b, E + A / N^a + B / D^b (Hoffmann et al. 2022, Eq. 2), and E + K / C^c on the compute frontier.
+Two errors are reported: that of a fit to the smaller sizes at the largest one, and the spread over
+resampled residuals. Takes an hour and a half on one core.
 """
 
 import math
@@ -21,11 +21,11 @@ from research.study import Plan, Run, Study, encoder
 
 _CONFIG = "research/configs/scaling.py:{},DATA"
 _RESAMPLED = 300
-_LEAST = 3  # tokens a parameter, with fewer of which larger encoders are behind
+_LEAST = 3  # least tokens per parameter; with fewer, larger encoders are behind
 
 
 class Point(NamedTuple):
-    """A run: parameters N without embeddings, tokens D, FLOPs C, bits per character, nats below."""
+    """Run: parameters N without embeddings, tokens D, FLOPs C, bits a character, nats - unigram."""
 
     run: str
     parameters: float
@@ -43,7 +43,7 @@ def _runs(plan: Plan) -> Iterator[Run]:
 
 
 def points(plan: Plan) -> list[Point]:
-    """Return the runs that have results, each the mean over seeds."""
+    """Return the runs with results, as means over seeds."""
     found = []
     for name in plan.chosen["runs"]:
         if not (by_seed := plan.results.of(f"runs/{name}", plan.seeds)):
@@ -53,7 +53,7 @@ def points(plan: Plan) -> list[Point]:
         width, tokens = model.hidden_size, config.train.batch_size * length * config.train.num_steps
         layer = width * (4 * width + 3 * model.mlp_size)
         parameters = model.num_layers * layer
-        # A product with a weight takes 2 FLOPs forward and 4 backward, as do scores and their use.
+        # A product with a weight takes 2 FLOPs forward and 4 backward, as in attention.
         output = config.mask.rate * config.vocab.target_size * width
         per_token = 6 * (parameters + output + 2 * model.num_layers * length * width)
         means = {
@@ -72,8 +72,8 @@ class Law:
     """E + sum of A_i / x_i^a_i, fitted to bits per character by least squares of log residuals."""
 
     def __init__(self, x: np.ndarray, y: np.ndarray, near: "Law | None" = None):
-        """Fit to x [N, terms] and y [N], beginning with the law `near`, or with several guesses."""
-        self._scale = np.exp(np.log(x).mean(0))  # about which the terms are well conditioned
+        """Fit to x [N, terms] and y [N], starting from the law `near` or from several guesses."""
+        self._scale = np.exp(np.log(x).mean(0))  # centres the terms, for a better condition
         starts = (
             [near._values]
             if near
@@ -110,9 +110,9 @@ class Law:
 
 
 def bootstrap(x: np.ndarray, y: np.ndarray, seed: int = 0) -> list[Law]:
-    """Return laws of values whose residuals are drawn again from those of the law of all."""
+    """Return laws of resampled values: the law of all, with residuals drawn again."""
     law, rng = Law(x, y), np.random.default_rng(seed)
-    # Residuals of a fit with p constants are too small by sqrt(1 - p / n).
+    # Residuals of a fit with p constants are too small, by the factor sqrt(1 - p / n).
     freedom = max(len(y) - len(law.constants), 1)
     wider = law.residuals * math.sqrt(len(y) / freedom)
     drawn = rng.choice(wider, (_RESAMPLED, len(y)))
@@ -120,7 +120,7 @@ def bootstrap(x: np.ndarray, y: np.ndarray, seed: int = 0) -> list[Law]:
 
 
 def frontier(found: Sequence[Point]) -> list[Point]:
-    """Return the runs that no run with less compute beats."""
+    """Return the runs of the compute frontier, which no run with less compute beats."""
     ordered = sorted(found, key=lambda one: one.flops)
     return [one for i, one in enumerate(ordered) if all(one.bits < x.bits for x in ordered[:i])]
 
@@ -157,14 +157,14 @@ def _report(plan: Plan) -> list[str]:
     header = ["run", "N, million", "D, million", "D / N", "C, TFLOP", "bits a character", "law",
               "nats - unigram", "on the frontier"]  # fmt: skip
     parts = [
-        "N: parameters without embeddings. D: tokens, with repetitions. C: FLOPs of the matrix "
-        "products of the model, not of Muon. Bits: exact loss of held-out text, mean of languages.",
+        "N: parameters without embeddings. D: tokens, with repetitions. C: FLOPs of the model's "
+        "matrix products, without Muon. Bits: exact held-out loss, mean of languages.",
         pivot.markdown(header, rows, texts=1),
         "## Laws",
         _law_table(left, best),
-        "Of runs with 3 tokens a parameter. In brackets: 5 to 95 % of fits to resampled "
-        "residuals. The column *law* above is the first one. *Miss*: the same law of the smaller "
-        "sizes at the runs of the largest, predicted less measured.",
+        "Of runs with at least 3 tokens per parameter. In brackets: 5 to 95 % of fits to "
+        "resampled residuals. The column *law* above is the first law. *Miss*: predicted minus "
+        "measured at the largest size, by the law of the smaller sizes.",
         _miss_table(found),
     ]
     if path := plan.plot("scaling"):

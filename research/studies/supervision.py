@@ -1,13 +1,12 @@
-"""English, own or everyone's training data; one encoder of all languages or one for each.
+"""Training data in English, in one language or in all; a multilingual encoder or one per language.
 
-XLM-R's settings of NER (Section 5.2), on NER, POS and XNLI, and its comparison with monolingual
-encoders (Sections 5.3 and 5.4): `SETTINGS`. Training data are parts of the development data
-(`research.splits`), some 600 sentences of a language, 1,494 pairs of XNLI's, since the full sets
-are not at hand. XNLI's are translations, so that all languages are translate-train-all. Random
-parameters are tried with the pieces of either encoder, since pieces are learned from text as well.
-Embeddings are frozen where English alone is trained on, so that tokens of other languages keep
-their neighbours. Two hours of two cores; the encoders are those of `xlm_r`, which may have the same
-WORKDIR.
+`SETTINGS` has XLM-R's settings of NER (Section 5.2), on NER, POS and XNLI, and its comparison with
+monolingual encoders (Sections 5.3 and 5.4). Training data are parts of the development data
+(`research.splits`), some 600 sentences per language and 1,494 pairs of XNLI, since we lack the full
+sets. XNLI's sets are translations, so all languages are translate-train-all. Random parameters have
+the pieces of either encoder, since pieces are learned from text as well. Training on English alone
+freezes embeddings, so tokens of other languages keep their neighbours. Takes two hours on two
+cores. The encoders are those of `xlm_r`, which may share the WORKDIR.
 """
 
 import dataclasses
@@ -24,7 +23,7 @@ from research.study import Plan, Run, Study
 from research.tasks import TASKS
 
 LANGUAGES = BY_NUMBER[7]
-# Runs of research/configs/xlm_r.py, of the same seven languages: text in the proportions of
+# Runs of research/configs/xlm_r.py with the same seven languages: text in the proportions of
 # CommonCrawl and of Wikipedia.
 _ONE, _WIKIPEDIA = "languages_7", "wikipedia_7"
 _SHARED = {
@@ -43,16 +42,16 @@ _TUNING: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """Data that an encoder is trained and selected on.
+    """Training and selection data of an encoder.
 
     Attributes:
-      label: in tables.
-      train, select: languages of the training data, and of the development data that select: "en",
-        "all", or "own", which is a run for each language.
-      rule: of `task.selection`.
-      encoder: name of the pre-training, with {} for the language that it is trained on.
+      label: label in tables.
+      train, select: languages of the training data, and of the development data for selection:
+        "en", "all", or "own" for a run per language.
+      rule: value of `task.selection`.
+      encoder: name of the pre-training; {} stands for its language.
       is_random: whether its parameters are random instead.
-      languages: that it is of.
+      languages: languages of the encoder.
     """
 
     label: str
@@ -92,7 +91,7 @@ SETTINGS = {
         is_random=True, languages=LOW,
     ),
 }  # fmt: skip
-# Encoders of the tables of losses, by label.
+# Encoders in the tables of losses, by label.
 _ENCODERS = {
     "one encoder": [_ONE],
     "one encoder, of as much text as Wikipedia has": [_WIKIPEDIA],
@@ -102,14 +101,14 @@ _ENCODERS = {
 
 
 def _names(task: str, setting: str, languages: Sequence[str]) -> dict[str, str]:
-    """Return the runs of a setting by the language that each is of; "" for one run of all."""
+    """Return the runs of a setting by language; "" is a run of all languages."""
     own = [one for one in languages if one in SETTINGS[setting].languages]
     name = f"supervision/{task}/{setting}"
     return {one: f"{name}-{one}" for one in own} if SETTINGS[setting].train == "own" else {"": name}
 
 
 def runs(plan: Plan) -> Iterator[Run]:
-    """Plan encoders and fine-tunings, seed by seed."""
+    """Plan encoders and fine-tuning, seed by seed."""
     made = splits.run(plan.chosen["tasks"], LANGUAGES)
     for seed in plan.seeds or ():
         for name in [one for some in _ENCODERS.values() for one in some]:
@@ -146,10 +145,10 @@ def _fine_tuning(
 
 
 NOTE = """\
-Scores are of parts of the development data (NER, XNLI) and of the test data (POS), means over
-seeds. *detectable*: the least difference of two settings with data of the languages that the spread
-of seeds, pooled over these settings, tells at 5 %; *detectable, selection*: the least change by
-another selection from the trainings on English, whose seeds are paired. Neither knows of the choice
+Scores are on parts of the development data (NER, XNLI) or on test data (POS), as means over seeds.
+*detectable*: the least significant difference at 5 % of two settings with data in the languages, by
+the deviation of seeds pooled over these settings. *detectable, selection*: the least significant
+change by another selection from the trainings on English, with paired seeds. Both ignore the choice
 of test examples."""
 
 
@@ -171,7 +170,7 @@ def report(plan: Plan) -> list[str]:
 
 
 def _complete(plan: Plan, task: str) -> dict[str, BySeed]:
-    """Return the results of each setting, merged over its runs, of the seeds that have all."""
+    """Return the results of each setting, merged over its runs, for seeds with all runs."""
     metric = TASKS[task].metric
     found: dict[str, BySeed] = {}
     for setting in SETTINGS:
@@ -190,7 +189,7 @@ def _complete(plan: Plan, task: str) -> dict[str, BySeed]:
 
 
 def _groups(task: str, found: dict[str, BySeed]) -> dict[str, list[str]]:
-    """Return the languages of a task, and those of them with little text."""
+    """Return the languages of a task, and the low-resource ones among them."""
     metric = TASKS[task].metric
     known = {name for by_seed in found.values() for one in by_seed.values() for name in one[metric]}
     names = [name for name in LANGUAGES if name in known]
@@ -199,7 +198,7 @@ def _groups(task: str, found: dict[str, BySeed]) -> dict[str, list[str]]:
 
 
 def score_table(task: str, found: dict[str, BySeed]) -> str:
-    """Return a table in per cent, a line per setting; those of some languages have no mean."""
+    """Return a table in per cent, a line per setting; settings of some languages have no mean."""
     metric, groups = TASKS[task].metric, _groups(task, found)
     of = {name: [name] for name in groups["mean"]}
     columns = [Column(title, mean(metric, names, scale=100)) for title, names in of.items()]
@@ -211,8 +210,8 @@ def score_table(task: str, found: dict[str, BySeed]) -> str:
         setting: Line(
             (SETTINGS[setting].label, str(len(by_seed))),
             by_seed,
-            # Transfer from English varies several times as much over seeds, and its settings are
-            # selections from one training, not samples of their own.
+            # Transfer from English varies several times as much over seeds. Its settings are
+            # selections from one training, not independent samples.
             is_settled=SETTINGS[setting].train != "en",
         )
         for setting, by_seed in found.items()
@@ -243,12 +242,12 @@ def _selection(column: Column, found: dict[str, BySeed]) -> str:
         changes = [own[seed] - base[seed] for seed in own if seed in base]
         if (one := stats.least_detectable_change(changes)) is not None:
             least.append(one)
-    # Of the one that varies most: one that selects the same parameters does not vary at all.
+    # of the most variable one: a selection of the same parameters does not vary
     return f"{max(least):.1f}" if least else ""
 
 
 def loss_table(plan: Plan, metric: str, less: str, form: str) -> str:
-    """Return a table of one encoder, and of each language's own."""
+    """Return a table of the multilingual and the monolingual encoders."""
     columns = [Column(name, mean(metric, [name], less=less), form) for name in LANGUAGES]
     lines = [
         Line((label,), plan.results.merged([f"runs/{name}" for name in names], plan.seeds))

@@ -1,13 +1,14 @@
 """Translation from random parameters, from MLM, MLM + TLM and VECO (VECO Tables 3 and 4).
 
-Pre-trains, under every seed, the runs of `research/configs/translation.py`, on one vocabulary and
-one packed dataset: VECO, XLM on the same data, and MLM on its text alone, as XLM-R. From each of
-`starts` a model is then trained for each of `tasks`: captions of photographs (Multi30k) in three
-directions, and news. All have equal steps. Their learning rates are those of
-`configs/finetune/multi30k.py` times one of `scales`: for each start the one with the best
-development BLEU of the first task under the first seed, which other tasks and seeds use alone. Test
-data select nothing. Runs of the first task are then searched again (`research.translation_search`):
-greedy and with beams, with one checkpoint and with the mean of several. Many hours of two cores.
+For every seed, the study pre-trains the runs of `research/configs/translation.py` on one vocabulary
+and one packed dataset: VECO, XLM on the same data, and MLM on the text alone, as in XLM-R. It then
+trains a model from each of `starts` for each of `tasks`: photograph captions (Multi30k) in three
+directions, and news. All have equal steps. Learning rates are those of
+`configs/finetune/multi30k.py` times one of `scales`. Each start has the scale with the best
+development BLEU on the first task under the first seed. Its other tasks and seeds use only that
+scale. Test data select nothing. `research.translation_search` decodes runs of the first task again,
+greedily and with beams, from one checkpoint and from means of several. Takes many hours on two
+cores.
 """
 
 import dataclasses
@@ -27,7 +28,7 @@ from xlm.common import artifacts
 from xlm.evaluation import translation_report as run_report
 from xlm.training.metrics import read_metrics
 
-# Runs of research/configs/translation.py; the first has the data.
+# Runs of research/configs/translation.py; the first prepares the data.
 _VECO, _XLM, _XLM_TEXT = "translation", "translation_xlm", "translation_xlm_text"
 
 
@@ -36,11 +37,10 @@ class Start:
     """Starting point of a model.
 
     Attributes:
-      label: in tables.
-      encoder: pre-training that it starts from; None for random parameters, of the sizes that all
-        have.
-      end: layers that the decoder starts from, the "first" or the "last".
-      layers: number of layers of the decoder.
+      label: label in tables.
+      encoder: pre-training; None for random parameters of the same sizes.
+      end: layers from which the decoder starts, "first" or "last".
+      layers: number of decoder layers.
     """
 
     label: str
@@ -83,17 +83,17 @@ TASKS: dict[str, tuple[str, str, str, Mapping[str, Any]]] = {
 
 
 def _names(plan: Plan, task: str, start: str) -> dict[str, str]:
-    """Return the runs of a task from a start by scale of the learning rates."""
+    """Return the runs of a task from a start, by scale of the learning rates."""
     return {scale: f"runs/{task}/{start}/{scale}" for scale in plan.chosen["scales"]}
 
 
 def _scale(plan: Plan, start: str) -> str | None:
-    """Return the scale with the best development BLEU; None while one is missing."""
+    """Return the scale with the best development BLEU; None while a result is missing."""
     return plan.best(_names(plan, plan.chosen["tasks"][0], start), "validation/bleu")
 
 
 def runs(plan: Plan) -> Iterator[Run]:
-    """Plan pre-trainings, translation and search, seed by seed."""
+    """Plan pre-training, translation and search, seed by seed."""
     config = plan.config(plan.study.config, RUNS[_VECO])
     rows = data_run(config, plan.study.config, {**RUNS[_VECO], **plan.overrides})
     first = plan.chosen["tasks"][0]
@@ -157,7 +157,7 @@ def _measure(folder: pathlib.Path, direction: str, has_examples: bool) -> dict[s
         "sentences": results["examples"]["test"][direction],
         "curve": run_report.learning_curves(read_metrics(folder / "metrics.jsonl"))[direction],
     }
-    # To be read, for which those of one seed are enough; without the sentences of the data.
+    # For readers, so one seed is enough; without the sentences of the data.
     if has_examples:
         found["translations"] = [
             {name: one[name] for name in ("id", "prediction")}
@@ -178,15 +178,15 @@ def _search(own: Run) -> Run:
 # 2. Report.
 
 _NOTE = """\
-Equal steps of fine-tuning for each, at the scale of the learning rates with the best development
-BLEU of the first task under the first seed (*scale*); every seed has its own pre-training. BLEU is
-sacreBLEU, beam 5, mean of the last 3 checkpoints; means over seeds, and least to largest. *against
-the first*: the difference of test BLEU from the first line, seed by seed. Curves: greedy, 128
-development sentences, during training, as Table 4, right."""
+All have equal steps of fine-tuning. *scale* of the learning rates has the best development BLEU on
+the first task under the first seed. Every seed has its own pre-training. BLEU is sacreBLEU, with
+beam 5 and the mean of the last 3 checkpoints. Cells are means over seeds, with minimum and maximum.
+*against the first*: the difference of test BLEU from the first line, seed by seed. Curves: greedy,
+on 128 development sentences during training, as in Table 4, right."""
 _SEARCH_NOTE = """\
-Runs of the first task, searched again. Test BLEU and sentences a second: means over seeds, and
-least to largest. *against the first*: the difference of BLEU from the start's first line, seed by
-seed; *speed*: sentences a second over those of the fewest beams with as many checkpoints,
+Runs of the first task, decoded again. Test BLEU and sentences per second are means over seeds, with
+minimum and maximum. *against the first*: the difference of BLEU from the start's first line, seed
+by seed. *speed*: sentences per second relative to the fewest beams with equally many checkpoints,
 median."""
 
 
@@ -224,7 +224,7 @@ def report(plan: Plan) -> list[str]:
 
 
 def _score_table(found: Mapping[str, BySeed], scales: Mapping[str, str | None]) -> str:
-    """Return a table in per cent: a line per start."""
+    """Return a table in per cent, with a line per start."""
     first = next(iter(found.values()))
     lines = [
         Line(
@@ -245,7 +245,7 @@ def _score_table(found: Mapping[str, BySeed], scales: Mapping[str, str | None]) 
 
 
 def _examples(found: Mapping[str, BySeed], seed: int) -> list[str]:
-    """Return outputs of all starts for some test sentences; [] if none are kept."""
+    """Return the outputs of all starts for some test sentences; [] without kept outputs."""
     outputs = {
         STARTS[start].label: by_seed[seed]["translations/prediction"]
         for start, by_seed in found.items()
@@ -255,7 +255,7 @@ def _examples(found: Mapping[str, BySeed], seed: int) -> list[str]:
         return []
     sentences = next(iter(outputs.values()))
     return [
-        "Outputs under one seed for test sentences, evenly spaced:",
+        "Outputs of one seed for evenly spaced test sentences:",
         *(
             "\n".join(
                 [
@@ -282,11 +282,11 @@ def _plot(found: Mapping[str, BySeed], title: str, path: pathlib.Path) -> None:
 
 
 def _search_rows(plan: Plan, scales: Mapping[str, str | None]) -> list[list[str]]:
-    """Return a line for each start, number of checkpoints and of beams."""
+    """Return a line for each start, number of checkpoints and number of beams."""
     rows = []
     for start, scale in scales.items():
         name = _names(plan, plan.chosen["tasks"][0], start).get(scale or "", "")
-        # Records of before 2026-11-29 have the search beside the run.
+        # Records from before 2026-11-29 have the search beside the run.
         found = plan.results.of(f"search/{name}", plan.seeds) or plan.results.of(name, plan.seeds)
         some = {seed: one for seed, one in found.items() if "sentences_per_second" in one}
         if not some:
@@ -300,7 +300,7 @@ def _search_rows(plan: Plan, scales: Mapping[str, str | None]) -> list[list[str]
 
 
 def _compared(some: BySeed, choice: tuple[int, ...], first: tuple[int, ...]) -> list[str]:
-    """Return the cells of a choice of checkpoints and beams, compared to the first of them."""
+    """Return the cells of a choice of checkpoints and beams, compared with the first choice."""
     checkpoints, beams = choice
 
     def bleu(of: Sequence[int], one: Result) -> float:

@@ -1,10 +1,10 @@
-"""VECO's comparison with XLM (Table 2) in small; at full size `veco_full`."""
+"""VECO's comparison with XLM (Table 2) at a small size; `veco_full` has the paper's size."""
 
 from research.figure import Figure, Point, study
 
 
 def table2(prefix: str) -> Figure:
-    """The four rows of Table 2, of the runs whose names begin with `prefix`."""
+    """The four rows of Table 2, as runs whose names begin with `prefix`."""
     return Figure(
         title="Cross-sequence masked LM against masked LM, without pairs and with",
         place="Table 2",
@@ -18,7 +18,7 @@ def table2(prefix: str) -> Figure:
         keys=("objective", "model.cross_attention", "data.pair_share"),
         ticks={0.0: "text", 1.0: "text and pairs"},
         paper={"XLM": {0.0: 59.8, 1.0: 61.2}, "VECO": {0.0: 60.6, 1.0: 67.7}},
-        note="XLM is masked LM, on pairs TLM. Nine languages; 240,000 steps (Table 7).",
+        note="XLM is masked LM, and TLM on pairs. Nine languages, 240,000 steps (Table 7).",
     )
 
 

@@ -1,4 +1,4 @@
-"""VECO's comparison with XLM (Table 2) at full size; needs accelerators."""
+"""VECO's comparison with XLM (Table 2) at the paper's size. Needs accelerators."""
 
 from research.figure import study
 from research.studies.veco import table2

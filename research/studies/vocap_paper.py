@@ -1,4 +1,4 @@
-"""VoCap's vocabularies in small, and the tables of its paper for `vocap_paper_full`."""
+"""VoCap's vocabularies at a small size, and the paper's tables for `vocap_paper_full`."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,7 @@ from research.figure import Figure, Point, places, study
 
 _OF_VOCABULARY = ("vocab.method", "vocab.target_size", "vocab.alpha")
 _OF_LAYER = ("output_layer", "optimizer.embedding_update")
-# Run, label and XTREME average of each line of Table 1.
+# Run, label and XTREME average of each row of Table 1.
 _TABLE_1 = (
     ("xlmr_250k", "XLM-R 250K", 60.7),
     ("joint_250k", "JOINT 250K", 61.1),
@@ -17,7 +17,7 @@ _TABLE_1 = (
     ("vocap_500k_half", "half emb", 62.5),
     ("vocap_500k_knn_half", "both", 62.5),
 )
-# Run, label and XNLI of each line of Table 2.
+# Run, label and XNLI of each row of Table 2.
 _TABLE_2 = (
     ("short_full", "full", 69.2),
     ("short_knn", "k-NN", 69.3),
@@ -35,7 +35,7 @@ _UNION = {  # run -> label
 
 
 def _beta(prefix: str, default: str, sizes: Mapping[str, str]) -> Figure:
-    """Table 4 at vocabularies of some sizes, whose labels are given by the end of a run's name."""
+    """Table 4 at some vocabulary sizes; `sizes` has their labels by the end of a run's name."""
     return Figure(
         title="Weight of the languages' amounts of text in the allocation",
         place="Table 4",

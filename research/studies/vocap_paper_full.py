@@ -1,4 +1,4 @@
-"""Tables 1 to 4 of VoCap's paper at full size; needs accelerators."""
+"""Tables 1 to 4 of VoCap's paper at the paper's size. Needs accelerators."""
 
 from research.figure import study
 from research.studies.vocap_paper import FIGURES

@@ -1,4 +1,4 @@
-"""Figures of XLM-R's analysis (Section 5.1), in small; at full size `xlm_r_full`."""
+"""Figures of XLM-R's analysis (Section 5.1) at a small size; `xlm_r_full` has the paper's."""
 
 from research.configs import xlm_r
 from research.figure import Figure, Point, study
@@ -19,8 +19,8 @@ def _languages(word: str) -> Figure:
         keys=("corpus.languages", "corpus.text"),
         is_log=True,
         paper={"Wikipedia": {7: 71.8, 100: 67.7}},
-        note="71.8 and 67.7 are of the text; the points between are in a figure only: better from "
-        "7 to 15 languages, above all in low-resource ones, then worse.",
+        note="The text has 71.8 and 67.7. The points between are only in a figure: better from 7 "
+        "to 15 languages, above all in low-resource ones, then worse.",
     )
 
 
@@ -42,13 +42,13 @@ def _capacity(word: str) -> Figure:
         keys=("corpus.languages", "model"),
         is_log=True,
         paper={"equal width": {7: 71.8, 100: 67.7}},
-        note="Widths 768, 960 and 1,152 for 7, 30 and 100 languages; in small 128, 160 and 192 for "
-        "7, 15 and 30. In a figure only: with them XLM-30 is on par with XLM-7, XLM-100 behind.",
+        note="Widths 768, 960 and 1,152 for 7, 30 and 100 languages. Ours are 128, 160 and 192 for "
+        "7, 15 and 30. Only in a figure: with them XLM-30 is on par with XLM-7, XLM-100 behind.",
     )
 
 
 def _examples() -> Figure:
-    """Figure of the small runs that have as many examples of each language as seven have."""
+    """Figure of small runs with as many examples per language as with seven languages."""
     first = Point("languages_7", 7, "width 128")
     return Figure(
         title="The curse of multilinguality at equal examples of each language",
@@ -62,11 +62,11 @@ def _examples() -> Figure:
         ),
         keys=("corpus.languages", "model", "train.num_steps"),
         is_log=True,
-        note="Not in the paper, whose models have equal updates: 343 updates a language on "
-        "average, 2,400, 5,143 and 10,286 for 7, 15 and 30, so that what more languages cost in "
-        "examples is apart from what they cost in capacity. The stream favours languages of much "
-        "text (`data.alpha`), so that the seven get somewhat more where others are added. Widths "
-        "are those of `capacity`.",
+        note="Not in the paper, whose models have equal updates. Here each language has 343 "
+        "updates on average: 2,400, 5,143 and 10,286 for 7, 15 and 30 languages. This separates "
+        "the cost in examples from the cost in capacity. The stream favours languages with much "
+        "text (`data.alpha`), so the seven get somewhat more with others. Widths are those of "
+        "`capacity`.",
     )
 
 
@@ -80,8 +80,8 @@ def _alpha(word: str) -> Figure:
             Point("reference" if alpha == 0.3 else f"alpha_{alpha}", alpha) for alpha in alphas
         ),
         keys=("data.alpha",),
-        note="In a figure only: the higher alpha, the better high-resource languages and the worse "
-        "low-resource ones; 0.3 is best over all. The alpha of the vocabulary stays at 0.3.",
+        note="Only in a figure: with a higher alpha, high-resource languages are better and "
+        "low-resource ones worse. 0.3 is best over all. The vocabulary keeps alpha 0.3.",
     )
 
 
@@ -110,8 +110,8 @@ def _vocabulary(word: str) -> Figure:
             "constant width": {128_000: 0.0, 512_000: 3.0},
         },
         measure="XNLI, gain over the least size",
-        note="The text gives gains: 2.8 from 32K to 256K at constant parameters, more than 3 from "
-        "128K to 512K at constant width; the scores are in figures only.",
+        note="The text has gains: 2.8 from 32K to 256K at constant parameters, more than 3 from "
+        "128K to 512K at constant width. The scores are only in figures.",
     )
 
 
@@ -139,9 +139,9 @@ def _corpora(word: str) -> Figure:
         keys=("corpus.languages", "corpus.text", "corpus.max_train_bytes_of"),
         paper={"Swahili": {0: 0.0, 1: 7.0}, "Urdu": {0: 0.0, 1: 4.8}},
         measure="XNLI, gain over Wikipedia, translate-train-all",
-        note="In a figure only: all models on CommonCrawl are much better. The gains are of "
-        "Section 5.4. In small: amounts of text in the two "
-        "corpora's proportions (VoCap, Tables 7 and 8), of the same sources.",
+        note="Only in a figure: all models on CommonCrawl are much better. The gains are from "
+        "Section 5.4. Here: amounts of text in the proportions of the two corpora (VoCap, Tables 7 "
+        "and 8), from the same sources.",
     )
 
 
@@ -159,7 +159,7 @@ def _batch(word: str) -> Figure:
         points=tuple(points),
         keys=("train.batch_size", "train.num_steps"),
         is_log=True,
-        note="In a figure only: larger is better.",
+        note="Only in a figure: larger is better.",
     )
 
 
@@ -175,9 +175,9 @@ def _steps(word: str) -> Figure:
         points=tuple(Point(first if n == reference else name.format(n), unit * n) for n in counts),
         keys=("train.num_steps",),
         is_log=True,
-        note="Of the text: the published XLM has 71.3, the same tuned and trained longer more than "
-        "75; at which numbers of updates is not stated. Each run has a schedule of its own; in "
-        "small they are of seven languages.",
+        note="From the text: the published XLM has 71.3, and more than 75 after tuning and longer "
+        "training. The paper does not state the updates. Each run has its own schedule. Ours have "
+        "seven languages.",
     )
 
 
@@ -193,9 +193,9 @@ def _tokenizer(word: str) -> Figure:
         ticks={0: "unigram model", 1: "BPE"},
         points=tuple(points),
         keys=("corpus.text", "vocab.method"),
-        note="In a figure only: no loss by SentencePiece. The paper's two are the unigram model "
-        "on raw text and BPE on segmented text. DATA/segmented is the same text, segmented by the "
-        "tools of each language; in small both are of raw text.",
+        note="Only in a figure: SentencePiece loses nothing. The paper compares the unigram model "
+        "on raw text with BPE on segmented text. DATA/segmented has the same text, segmented by "
+        "the tools of each language. At a small size both read raw text.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Figures of XLM-R's analysis (Section 5.1) at full size; needs accelerators."""
+"""Figures of XLM-R's analysis (Section 5.1) at the paper's size. Needs accelerators."""
 
 from research.figure import study
 from research.studies.xlm_r import figures

@@ -1,13 +1,13 @@
-"""XY-LENT in small: learning, ablations, the arms of Table 2, sampling of pairs, fine-tuning.
+"""XY-LENT at a small size: learning, ablations, Table 2's arms, sampling of pairs, fine-tuning.
 
-An arm is the config with the keys of `CHANGES` changed; all have equal steps and tokens.
-`figures=joint` has the arms of that group alone. Generator or masked LM are evaluated by exact
-loss, discriminators by their AUC on their own generator's samples, on unigram samples, and on those
-of one generator for all, that of `small` under seed 0. Encoders of another vocabulary have no score
-on the latter. The arms of `TUNED` groups are then fine-tuned on English: the learning rate of a
-task and an arm is the one of `rates` with the best English development score under the first seed;
-other seeds use that rate only. Models of XNLI answer AmericasNLI as well, which is in languages
-that no encoder has seen. Some hours of two cores.
+An arm is the config with the changes of `CHANGES`. All arms have equal steps and tokens.
+`figures=joint` has only the arms of that group. The generator or masked LM is scored by exact loss.
+Discriminators are scored by AUC on the samples of their own generator, on unigram samples, and on
+samples of one generator for all, that of `small` under seed 0. Encoders with another vocabulary
+have no score on the last. The study then fine-tunes the arms of `TUNED` groups on English. The
+learning rate of a task and an arm is the one of `rates` with the best English development score
+under the first seed. Other seeds use only that rate. Models of XNLI also answer AmericasNLI, whose
+languages no encoder has seen. Takes some hours on two cores.
 """
 
 import itertools
@@ -34,10 +34,10 @@ from xlm.launch import grids
 from xlm.training.metrics import read_metrics
 
 REFERENCE = "small"
-# What differs from `configs/xy_lent.py:small`, by arm.
+# Changes to `configs/xy_lent.py:small`, by arm.
 CHANGES: dict[str, dict[str, Any]] = {
     "small": {},
-    "small_turns": {"data.kinds": "turns", "train.log_every": 11},  # odd, to log both tasks
+    "small_turns": {"data.kinds": "turns", "train.log_every": 11},  # odd, so both tasks are logged
     "small_mlm": MLM,
     "small_english": ENGLISH,
     "small_2x": {"vocab.target_size": 20_000},
@@ -52,7 +52,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "small_corrective": {"replaced_token.corrective_weight": 1.0},
     "small_cold": {"replaced_token.temperature": 0.7},
     "small_spans": {"mask.span": 3.0},
-    "small_rates": {"mask.rate": 0.3, "mask.final_rate": 0.1},  # a mean of 0.2, as of small
+    "small_rates": {"mask.rate": 0.3, "mask.final_rate": 0.1},  # a mean of 0.2, as in small
     "small_modern": mmbert.RUNS["modern"],
     "small_adamw": {"optimizer.kind": "adamw", "optimizer.learning_rate": 3e-3},
     "small_knn": {"output_layer.kind": "knn"},
@@ -79,7 +79,7 @@ LABELS = {
     "small_rates": "mask rate 0.3 to 0.1",
     "small_modern": "ModernBERT's blocks",
 }
-# Title and arms of each group: a table and a plot.
+# Title and arms of each group, which has a table and a plot.
 GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "learning": ("Does it learn?", ("small",)),
     "ablation": (
@@ -103,9 +103,9 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
         ),
     ),
 }  # fmt: skip
-# Groups whose encoders are fine-tuned.
+# groups with fine-tuned encoders
 TUNED = ("table2", "sampling", "joint", "better")
-# What a run in small should reach: nats below the unigram level, and AUC on unigram samples.
+# Least values of small runs: nats below the unigram level, and AUC on unigram samples.
 TARGETS = (0.7, 0.70)
 
 # 1. Runs.
@@ -123,18 +123,18 @@ def runs(plan: Plan) -> Iterator[Run]:
 
 
 def _arms(plan: Plan) -> tuple[str, ...]:
-    """Return the arms of the figures that are chosen, which are groups; else those chosen."""
+    """Return the arms of the chosen groups (`figures`), or else the chosen arms."""
     of_figures = (GROUPS[name][1] for name in plan.chosen["figures"])
     return tuple(dict.fromkeys(itertools.chain(*of_figures))) or plan.chosen["arms"]
 
 
 def arm_run(plan: Plan, arm: str, seed: int) -> Run:
-    """Return the run of an arm, evaluated on the samples of the reference's generator too."""
+    """Return the run of an arm, also scored on samples of the reference's generator."""
     config = plan.config(plan.study.config, CHANGES[arm])
     reference = plan.config(plan.study.config, CHANGES[REFERENCE])
     needs: tuple[Run, ...] = ()
     more: dict[str, Any] = {}
-    # Of discriminators on the vocabulary of the reference.
+    # discriminators with the vocabulary of the reference
     is_scored = config.objective == "replaced_token"
     if is_scored and grids.data_folder(config) == grids.data_folder(reference):
         more["evaluation.frozen_generator"] = f"WORKDIR/encoders/{REFERENCE}/seed0"
@@ -150,10 +150,9 @@ def arm_run(plan: Plan, arm: str, seed: int) -> Run:
 
 
 def learned(folder: pathlib.Path) -> dict[str, Any]:
-    """Return the results of a pre-training: its ends, and its curves by step.
+    """Return the results of a pre-training: final scores, and curves by step.
 
-    The curves are of fewer held-out sequences than the end is, and their unigram level is that of
-    all.
+    Curves have fewer held-out sequences than final scores. Their unigram level is over all.
     """
     results = artifacts.read_json(folder / "report" / "results.json")
     metrics = read_metrics(folder / "train" / "metrics.jsonl")
@@ -170,7 +169,7 @@ def learned(folder: pathlib.Path) -> dict[str, Any]:
         "below": {language: one["loss"] - one["unigram"] for language, one in losses.items()},
         "bits": statistics.fmean(one["bits_per_character"] for one in losses.values()),
         "auc": {
-            # A language without replaced tokens has none.
+            # no AUC for a language without replaced tokens
             corruption: float(np.nanmean([one["auc"] for one in found.values()]))
             for corruption, found in detection.items()
         },
@@ -188,7 +187,7 @@ def learned(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _pairs_seen(config: Any, seed: int, folder: pathlib.Path) -> dict[str, float]:
-    """Return the mean number of sentence pairs of a run: equal tokens of shorter ones are more."""
+    """Return the mean number of sentence pairs of a run; at equal tokens shorter pairs are more."""
     config.train.seed = seed
     dataset = PackedDataset.open(folder / "rows")
     of_step = streams.pairs_per_step(config, dataset, data.pair_shares(config, dataset))
@@ -196,7 +195,7 @@ def _pairs_seen(config: Any, seed: int, folder: pathlib.Path) -> dict[str, float
 
 
 def _names(plan: Plan, task: str, arm: str) -> dict[str, str]:
-    """Return the runs of a task from an arm by learning rate; "" for retrieval."""
+    """Return the runs of a task from an arm, by learning rate; "" for retrieval."""
     rates = plan.chosen["rates"] if TASKS[task].epochs else ("",)
     return {rate: "/".join(filter(None, ("tasks", task, arm, rate))) for rate in rates}
 
@@ -224,7 +223,7 @@ def _tasks(plan: Plan, task: str, arm: str, own: Run) -> Iterator[Run]:
 
 
 def _unseen(plan: Plan, pattern: str, known: Sequence[str]) -> list[str]:
-    """Return the languages of test files that the corpus does not have."""
+    """Return the languages of test files that are not in the corpus."""
     assert plan.data
     found = files.languages_of_names(plan.data, pattern.format(files.PLACEHOLDER))
     return sorted(found - set(known))
@@ -233,24 +232,24 @@ def _unseen(plan: Plan, pattern: str, known: Sequence[str]) -> list[str]:
 # 2. Report.
 
 NOTE = """\
-*loss - unigram*: exact held-out loss of the generator, or of the masked LM of an encoder without
-one, less that of the language's unigram distribution, nats a token; mean over languages, and the
-language where it is highest. *bits/char* compares vocabularies. *AUC*, in per cent, of the
-discriminator on held-out text in which tokens were replaced by unigram samples of the language, by
-its own generator, or by one generator for all (*frozen*), or on held-out *pairs* by its own, whose
-loss there is *TLM loss*; *rises*: of the evaluations during training, those with a higher AUC on
-unigram samples than the one before; *replaced*: share of tokens that its own generator replaced;
-*pairs seen*: sentence pairs in all steps, of which equal tokens are more where pairs are shorter.
-*least to largest* is of the seeds. Minutes are of training, with the evaluations in it."""
+*loss - unigram*: exact held-out loss of the generator or masked LM, minus that of the language's
+unigram distribution, in nats per token. It is a mean over languages, with the highest language.
+*bits/char* compares vocabularies. *AUC* is that of the discriminator on held-out text, in per cent.
+Tokens are replaced by unigram samples of the language, by its own generator, or by one generator
+for all (*frozen*). On held-out *pairs* its own generator replaces them, with the loss *TLM loss*.
+*rises*: share of evaluations during training with a higher AUC on unigram samples than the one
+before. *replaced*: share of tokens that its own generator replaced. *pairs seen*: sentence pairs in
+all steps; with equal tokens, shorter pairs are more. *least to largest* is over seeds. Minutes are
+of training, with its evaluations."""
 _TUNING_NOTE = f"""\
-Trained on English with frozen embeddings, selected on English development data, at the rate that is
-best under the first seed; per cent, means over seeds. *mean but en*: zero-shot, over languages
-without training data. *against the first*: its difference from {LABELS[REFERENCE]}, seed by seed.
-*transfer gap*: English minus the mean of the others (Table 4): less is better. WikiANN's English
-score is on the data used for selection, which its gap overstates. Models of XNLI answer AmericasNLI
-too (Table 5), which has no English; chance is 33.3 in both. Tatoeba: states of two thirds of the
-layers, fixed beforehand. *detectable*: the least difference of two arms that the spread of seeds,
-pooled over the arms, tells at 5 %; it knows nothing of the choice of test examples."""
+Trained on English with frozen embeddings, selected on English development data, at the best rate of
+the first seed. In per cent, means over seeds. *mean but en*: zero-shot mean over languages without
+training data. *against the first*: its difference from {LABELS[REFERENCE]}, seed by seed.
+*transfer gap*: English minus the mean of the others (Table 4); less is better. WikiANN's English
+score is on the selection data, so its gap is overstated. Models of XNLI also answer AmericasNLI
+(Table 5), which has no English. Chance is 33.3 in both. Tatoeba: states after two thirds of the
+layers, fixed beforehand. *detectable*: the least difference of two arms that is significant at 5 %,
+by the deviation of seeds pooled over arms. It ignores the choice of test examples."""
 
 
 def report(plan: Plan) -> list[str]:
@@ -286,7 +285,7 @@ def _curve(result: Result, metric: str) -> dict[int, float]:
 
 
 def encoder_table(found: Mapping[str, BySeed]) -> str:
-    """Return a table: a line per arm."""
+    """Return a table with a line per arm."""
     header = ["", "seeds", "highest language"]
     lines = [
         Line(
@@ -315,7 +314,7 @@ def encoder_table(found: Mapping[str, BySeed]) -> str:
 
 
 def curve_table(found: Mapping[str, BySeed]) -> str:
-    """Return a table: AUC on unigram samples in per cent, by step."""
+    """Return a table of the AUC on unigram samples by step, in per cent."""
     curves = [_curve(one, "auc_curve") for by_seed in found.values() for one in by_seed.values()]
     steps = sorted({step for curve in curves for step in curve})
     lines = [Line((LABELS[arm],), by_seed) for arm, by_seed in found.items()]
@@ -325,9 +324,9 @@ def curve_table(found: Mapping[str, BySeed]) -> str:
 
 
 def _task_tables(plan: Plan, arms: Sequence[str]) -> list[str]:
-    """Return the tables of each task with results of several of the arms.
+    """Return the tables of each task that several arms score.
 
-    Languages that no encoder has seen have a table of their own.
+    Languages that no encoder has seen have their own table.
     """
     parts = []
     known = set(plan.config(plan.study.config).corpus.languages)
@@ -376,7 +375,7 @@ def _score_table(
 
 
 def _rate_table(plan: Plan) -> list[str]:
-    """Return the explanation of the tables and the scores that the rates were chosen by."""
+    """Return the explanation of the tables, and the scores behind the chosen rates."""
     rows = {
         f"{one.title}: {LABELS[arm]}": _names(plan, task, arm)
         for task, one in TASKS.items()

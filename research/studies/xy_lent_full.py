@@ -1,4 +1,4 @@
-"""XY-LENT's ablations (Table 2) at full size; in small they are `xy_lent`. Needs accelerators."""
+"""XY-LENT's ablations (Table 2) at the paper's size. Needs accelerators; `xy_lent` is small."""
 
 from research.figure import Figure, places, study
 
@@ -17,8 +17,8 @@ FIGURES = {
         place="Table 2",
         axis="choice",
         keys=("objective", "vocab.target_size", "data.pair_sampling", "mask"),
-        note="Pairs with English are CCAligned's in the paper, pairs of all CCMatrix's; "
-        "multiCCAligned has 79.5. Here both are of one DATA, the former drawn from the latter.",
+        note="The paper's pairs with English are CCAligned's, its pairs of all CCMatrix's. "
+        "multiCCAligned has 79.5. Here both are from one DATA, the former a part of the latter.",
         **places(_TABLE_2),
     )
 }

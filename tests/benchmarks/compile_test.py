@@ -1,4 +1,4 @@
-"""Accounts of programs of known cost, what they send, and budgets of steps as a CPU splits them."""
+"""Costs of programs with known costs, their communication, and budgets of compiled steps."""
 
 import functools
 from unittest import mock
@@ -25,7 +25,7 @@ SHORT = (
     "output_layer.group_size=2",
 )  # fmt: skip
 IDS = "output_layer.capacity=128"
-# A stack of twelve rows is sliced and updated in a loop. Rows are of 256 bytes, an index of 4.
+# A loop slices and updates a stack of twelve rows. A row has 256 bytes, an index 4.
 TEXT = """HloModule step
 
 FileNames
@@ -81,7 +81,7 @@ KNOWN = 'backend_config={"known_trip_count":{"n":"7"}}'
 
 
 def account(function, *shapes) -> tuple[float, float, float]:
-    """Bytes, FLOPs and bytes sent of a compiled function of float32 arrays, by its products."""
+    """Bytes, FLOPs and sent bytes of a compiled function of float32 arrays."""
     arrays = [jax.ShapeDtypeStruct(shape, jnp.float32, sharding=s) for shape, s in shapes]
     text = jax.jit(function).lower(*arrays).compile().as_text()
     found = [x for x in hlo.Program(text, 8).operations() if x.flops or x.sent]
@@ -122,7 +122,7 @@ class AccountTest(parameterized.TestCase):
         record = bench.record_of({}, text, CHIP, 2)
         self.assertEqual(record["sent"], {"all-reduce": [2, 512, 256]})
         self.assertEqual(record["open_loops"], open_loops)
-        # Of the first only a launch, longer than a copy of 256 bytes, is hidden.
+        # For the first only a launch, longer than a copy of 256 bytes, is hidden.
         sending = 2 * 256 / (bench.LINKS * 1e3) - bench.LAUNCH
         self.assertAlmostEqual(record["exposed_ms"], 1e3 * sending, places=6)
         launches = 1 + 3 * times  # the condition's is one
@@ -141,8 +141,8 @@ class AccountTest(parameterized.TestCase):
     def test_memory_and_a_step_that_does_not_fit(self):
         config, facts, _ = step("vocap_500k_full", SHORT)
         sizes = memory.estimate(config, 8).bytes()
-        state = sum(sizes[part] for part in ("parameters", "optimizer", "extra state"))
-        # Besides tokens and languages of two sequences, the step and the random key.
+        state = sum(sizes[part] for part in ("parameters", "optimizer", "auxiliary state"))
+        # Also tokens and languages of two sequences, the step and the random key.
         self.assertBetween(facts["arguments"] - state, 2 * 17 * 4, 2 * 17 * 4 + 64)
         message = "RESOURCE_EXHAUSTED: Ran out of memory. Used 12.50G of 1.00G hbm. Exceeded"
         with mock.patch.object(
@@ -161,20 +161,20 @@ class BudgetTest(absltest.TestCase):
 
     def test_the_gradient_is_sent_once(self):
         few = "output_layer.row_capacity=512", IDS
-        # The compiler of CPUs makes no reduce-scatter of what devices share.
+        # The CPU compiler makes no reduce-scatter.
         whole = "mesh.shard_optimizer_over_data=False"
         for preset, keys, share in (("full", (), 1.0), ("knn", few, 512 / 4096)):
             config, _, text = step(f"vocap_500k_{preset}", (*SHORT, *keys, whole))
             table = 4 * 4096 * 16
             parameters = memory.estimate(config, 8).state["gradients"]
-            # The gradients of 256 tokens' embeddings go round, to be added up where they are rows.
+            # Gradients of 256 tokens' embeddings rotate, and are added where their rows are.
             expected = 2 * 7 / 8 * (parameters - table + share * table) + 7 / 8 * 4 * 256 * 16
             sent = sum(x.sent * x.times for x in hlo.Program(text, 8).operations())
-            # Besides, ids of candidates and masked positions.
+            # also ids of candidates and masked positions
             self.assertBetween(sent, expected, 1.1 * expected, preset)
 
 
-# `\` joins lines, which a program's text does not break.
+# `\` joins lines, since a program's text has no breaks.
 SENDING = """HloModule step
 
 %add (a: f32[], b: f32[]) -> f32[] {
@@ -229,11 +229,11 @@ class CollectivesTest(absltest.TestCase):
         self.assertEqual(counts["all-reduce"], (4 * 12, 1, 2 * 48 * 3 / 4))
         self.assertEqual(counts["collective-permute"], (32, 1, 32))
         self.assertEqual(counts["reduce-scatter"], (40, 36, 36 * 40 * 3))
-        # The operand of an asynchronous one is not counted.
+        # The operand of an asynchronous collective does not count.
         layer = next(one for one in gathers if one.in_loop)
         self.assertEqual((layer.bytes, layer.times, layer.sent_bytes()), (64, 12, 12 * 32))
         self.assertEqual(layer.groups, [[0, 2], [1, 3]])
-        # Of the branches the one that sends more: 128 bytes against 48.
+        # the branch that sends more: 128 bytes against 48
         branch = next(one for one in gathers if not one.in_loop)
         self.assertEqual((branch.bytes, branch.times), (256, 1))
         never = next(one for one in found if one.sizes == [8] and one.kind == "all-reduce")

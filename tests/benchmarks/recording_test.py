@@ -32,14 +32,14 @@ RECORDING = {
 }  # fmt: skip
 
 
-# What there is to learn from an example; searches have none.
+# Labels of an example by kind; searches have none.
 LABELS = {
     "classification": "label", "regression": "label", "tagging": "tags", "extractive_qa": "answers",
 }  # fmt: skip
 
 
 def changed(*places: tuple) -> dict:
-    """The recording with other values, each under a path of keys, or without it for ..."""
+    """Return the recording with changed values by path of keys; ... removes one."""
     made = copy.deepcopy(RECORDING)
     for *path, last, value in places:
         inner = made["runs"]
@@ -74,7 +74,7 @@ class CompareTest(parameterized.TestCase):
     )
     def test_a_metric(self, line, name, value, expected):
         after = changed(("quickstart", "metrics", line, name, value))
-        # As text, in which -0.0 and 0 are not 0.0.
+        # As text, where -0.0 and 0 differ from 0.0.
         self.assertEqual(repr(differences(after)), repr([("quickstart", name, *expected)]))
 
     def test_results_predictions_and_parameters(self):
@@ -101,7 +101,7 @@ class RecordTest(FolderTest):
     def test_keys_of_training(self, run):
         config = importlib.import_module("configs.quickstart").get_config().lock()
         overrides = {**recording.OVERRIDES, **recording.TRAINING[run]}
-        config.update_from_flattened_dict(overrides)  # raises for a key that there is not
+        config.update_from_flattened_dict(overrides)  # raises for a missing key
 
     @parameterized.parameters(*recording.FINE_TUNING)
     def test_data_and_keys_of_fine_tuning(self, run):

@@ -41,7 +41,7 @@ class PlanTest(absltest.TestCase):
 
 
 class Stub:
-    """A case that takes no time, and of one layer and size no memory is left for."""
+    """A case without cost; one layer and size runs out of memory."""
 
     def __init__(self, preset, mode, vocab_size, width, *, searches):
         if (mode, vocab_size) == (FULL, 400):
@@ -138,7 +138,7 @@ class TableTest(absltest.TestCase):
 class InterruptedTest(absltest.TestCase):
     def setUp(self):
         super().setUp()
-        # ml_collections reads the file of a config so, at import that of the default.
+        # ml_collections reads a config file in this way, and the default at import.
         self.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", r"the load_module", DeprecationWarning)
         self.command = commands.load("benchmarks.kill_and_resume")

@@ -45,10 +45,10 @@ class TableReadsTest(parameterized.TestCase):
              "language": jax.ShapeDtypeStruct((size,), jnp.int32)},
             "packed",
         )  # fmt: skip
-        extra, key, step = jax.eval_shape(
-            lambda: (objective.init_extra(), jax.random.key(0), jnp.int32(0))
+        aux_state, key, step = jax.eval_shape(
+            lambda: (objective.init_aux_state(), jax.random.key(0), jnp.int32(0))
         )
-        _, touched = jax.eval_shape(objective.plan, extra, batch, key, step)
+        _, touched = jax.eval_shape(objective.plan, aux_state, batch, key, step)
         self.assertEqual(objective.encoder.settings.vocab_size, vocab_size)
         said = objective.describe_table_reads(size, length)
         if num_rows is None:

@@ -1,4 +1,4 @@
-"""Beam search against exhaustive search and a plain loop; translating_test.py has its cache."""
+"""Beam search against exhaustive search and a plain loop; translating_test.py tests its cache."""
 
 import functools
 
@@ -14,15 +14,15 @@ from xlm.evaluation.settings import DecodingSettings
 PAD, BOS, EOS = 0, 1, 2
 V, T, NUM_STATES = 6, 4, 997
 IDS = TokenIds(eos=EOS, pad=PAD, forbidden=(PAD, BOS), num_classes=V)
-# Ids from 6 on are table rows that are no classes.
+# Ids from 6 on are table rows without a class.
 ROWS = 8
 FIRST = np.array([6, 7, 3], np.int32)
 
 
 def table(seed: int, has_ties: bool = False) -> np.ndarray:
-    """Logits [states, rows] of a model whose state is a hash of all tokens so far.
+    """Logits [states, rows] of a model whose state is a hash of all earlier tokens.
 
-    With ties, some tokens are equally probable, and the others impossible.
+    With ties, some tokens have equal probabilities, and the others are impossible.
     """
     rng = np.random.default_rng(seed)
     logits = 2 * rng.normal(size=(NUM_STATES, ROWS))
@@ -52,7 +52,7 @@ def search(logits, settings, first=FIRST) -> Hypotheses:
 
 
 def log_probs_of(logits) -> np.ndarray:
-    """Log probabilities by the softmax of the classes, -inf for what is never generated."""
+    """Log probabilities over the classes; -inf for tokens that are never generated."""
     found = np.array(log_softmax(logits[:, : IDS.num_classes]))
     found[:, list(IDS.forbidden)] = -np.inf
     return found
@@ -71,7 +71,7 @@ def repeats(tokens, size) -> bool:
 
 
 def plain_search(logits, first, settings):
-    """Beam search of one sentence with lists; see `beam_search` for the order of equal scores."""
+    """Beam search of a sentence with lists; `beam_search` has the order of equal scores."""
     log_probs, beams = log_probs_of(logits), settings.beams
     live = [(np.float32(0), ())]
     finished: list = []
@@ -97,7 +97,7 @@ def plain_search(logits, first, settings):
 
 class SearchTest(parameterized.TestCase):
     def assert_finds(self, found: Hypotheses, expected: list, settings):
-        """`expected` are the hypotheses of each sentence: scores and tokens."""
+        """Compare with `expected`, the (scores, tokens) of each sentence's hypotheses."""
         for sentence, hypotheses in enumerate(expected):
             for rank in range(settings.beams):
                 score, tokens = hypotheses[rank] if rank < len(hypotheses) else (-np.inf, ())
@@ -116,7 +116,7 @@ class SearchTest(parameterized.TestCase):
         settings = DecodingSettings(beams, 7, penalty, early_stop=early_stop)
         for seed in range(10):
             logits = table(seed, has_ties=seed in (3, 4, 5))
-            logits[:, EOS] += 2 * (seed > 5)  # the loop goes on where the search stops
+            logits[:, EOS] += 2 * (seed > 5)  # the loop continues where the search stops
             expected = [plain_search(logits, first, settings) for first in FIRST]
             self.assert_finds(search(logits, settings), expected, settings)
 
@@ -132,8 +132,11 @@ class SearchTest(parameterized.TestCase):
         logits = jnp.asarray(table_of_ends)
         for settings, expected in (
             (DecodingSettings(1, 30, 1.0), range(1, 2)),  # greedy
-            (DecodingSettings(2, 30, 0.0), range(2, 3)),  # what goes on is less probable already
-            # 30 tokens might bring the mean up, until their sum is 30 times that of the worst.
+            (
+                DecodingSettings(2, 30, 0.0),
+                range(2, 3),
+            ),  # open hypotheses are already less probable
+            # 30 tokens might raise the mean, until the sum is 30 times the worst mean.
             (DecodingSettings(2, 30, 1.0), range(10, 30)),
             (DecodingSettings(2, 30, 1.0, early_stop=True), range(2, 3)),
         ):

@@ -1,4 +1,4 @@
-"""Scores of searches against scikit-learn and plain loops; search in blocks against numpy."""
+"""Scores of searches against scikit-learn and plain loops; blockwise search against numpy."""
 
 import numpy as np
 from absl.testing import absltest, parameterized

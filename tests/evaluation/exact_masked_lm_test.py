@@ -1,4 +1,4 @@
-"""The exact evaluation: every held-out token once, against a slow softmax and by hand."""
+"""The exact evaluation: each held-out token once, against a slow softmax and by hand."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ from xlm.objectives.masked_lm import MaskedLM
 VOCAB, L = 30, 16
 FOLDS = 3
 OBJECTIVE = factories.masked_lm(
-    # Sampling is for training; evaluation is exact, and has no dropout.
+    # Only training samples; evaluation is exact and without dropout.
     factories.output_layer_settings(k=2, capacity=16, log_q_correction=True, frequency_bias=True),
     factories.encoder_settings(dropout_rate=0.5, attention_dropout_rate=0.5),
 )
@@ -34,7 +34,7 @@ def params():
 
 
 def write_dataset(folder: pathlib.Path, num_heldout: dict[str, int]) -> PackedDataset:
-    """Languages of so many held-out documents, each with text the others lack."""
+    """Write languages with numbers of held-out documents, each with text of its own."""
     statistics = {}
     for place, (language, count) in enumerate(num_heldout.items()):
         rng = np.random.default_rng(place)
@@ -85,7 +85,7 @@ class LossTest(TestCase):
     def test_equals_a_slow_softmax_fold_by_fold(self):
         predict = jax.jit(OBJECTIVE.predictions)
         table, bias = (np.asarray(x, np.float64)[:VOCAB] for x in output_table(params()))
-        folds = self.exact._folds  # the deal of tokens is the evaluator's own
+        folds = self.exact._folds  # the evaluator assigns tokens to folds
         for language, rows in self.rows.items():
             losses = []
             for row, fold in zip(rows, folds[language], strict=True):
@@ -95,7 +95,7 @@ class LossTest(TestCase):
                     for at in np.flatnonzero(masked):
                         exps = np.exp(hidden[at].astype(np.float64) @ table.T + bias)
                         losses.append(-np.log(exps[row[at]] / exps.sum()))
-            self.assertLen(losses, len(self.text[language]))  # every token once
+            self.assertLen(losses, len(self.text[language]))  # each token once
             self.assertEqual(self.results[language].tokens, len(losses))
             self.assertAlmostEqual(self.results[language].loss, np.mean(losses), places=4)
 

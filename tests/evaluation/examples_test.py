@@ -1,4 +1,4 @@
-"""The sentences that are chosen, what is predicted for them against a slow softmax, their table."""
+"""Choice of example sentences, predictions against a slow softmax, and their table."""
 
 import functools
 import itertools
@@ -22,7 +22,7 @@ from xlm.models.encoder import output_table
 
 VOCAB, L = 30, 32
 STOP, COMMA, NUMBER, BYTE, RARE = range(5, 10)
-FIRST = 10  # of the pieces that can be masked
+FIRST = 10  # of the maskable pieces
 LETTERS = [f"{'▁' * (i % 2)}w{i}x" for i in range(FIRST, VOCAB)]
 PIECES = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", ".", ",", "▁12", "<0x41>", "▁rare", *LETTERS]
 ENCODER = factories.encoder_settings(max_length=L, dropout_rate=0.5)
@@ -32,18 +32,18 @@ OBJECTIVE = factories.masked_lm(encoder=ENCODER)
 @functools.cache
 def params():
     found = factories.random_params(OBJECTIVE, 0.5)
-    found["head"]["bias"][VOCAB:] = 50  # padding would be the likeliest
+    found["head"]["bias"][VOCAB:] = 50  # makes padding the likeliest
     return found
 
 
 def sentence(rng: np.random.Generator, length: int) -> list[int]:
-    """So many ids of all kinds of pieces, a stop, and a piece that begins a word at the start."""
+    """`length` ids of all kinds of pieces; the first begins a word, and the last is a stop."""
     others = np.delete(np.arange(VOCAB), SPECIAL.special_ids())
     return [11, *rng.choice(others, length - 2), STOP]
 
 
 def write_dataset(folder: pathlib.Path, documents: dict[str, list[list[int]]]) -> PackedDataset:
-    """Languages of these held-out documents."""
+    """Write languages with these held-out documents."""
     counts = np.full(VOCAB, examples.MIN_COUNT)
     counts[RARE] -= 1
     for language, of_language in documents.items():
@@ -93,14 +93,14 @@ class ChooseTest(TestCase):
     def test_whole_sentences_before_torn_ones(self):
         whole = [11, *range(FIRST, FIRST + 8), STOP]
         torn = [11, *range(FIRST, FIRST + 7), COMMA]
-        # The middle one of a row; what is first or last in it may be a part of more.
+        # The middle sentence of a row. The first and last may be parts of longer ones.
         document = [*torn, STOP, *whole, *torn]
         for seed in range(10):
             (cloze,) = choose(self.small_dataset({"aa": [document]}), PIECES, seed)
             self.assertEqual(cloze.tokens.tolist(), whole)
         (cloze,) = choose(self.small_dataset({"aa": [torn]}), PIECES, 0)
         self.assertEqual(cloze.tokens.tolist(), torn)
-        # They are cut at the length of a row.
+        # Sentences are cut at the length of a row.
         (cloze,) = choose(self.small_dataset({"aa": [[FIRST] * 100]}), PIECES, 0)
         self.assertLen(cloze.tokens, L - 2)
 
@@ -113,7 +113,7 @@ class ChooseTest(TestCase):
         for text, ends in (
             ("▁a b . ▁a b", [3]),
             ("▁a . ” ▁a", [3]),
-            ("▁a . 5 b", []),  # no space after it
+            ("▁a . 5 b", []),  # no space follows
             ("a 。 b 。 b", [2, 4]),
         ):
             ids = np.array([SPECIAL.unk + 2 + [*pieces, "a"].index(p) for p in text.split()])
@@ -139,7 +139,7 @@ class PredictTest(TestCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        # For what does not depend on the number of languages.
+        # For tests that do not depend on the number of languages.
         cls.twelve = Examples(OBJECTIVE, cls.many(12), PIECES, seed=0)
         cls.found = cls.twelve.run(params())
 
@@ -172,7 +172,7 @@ class PredictTest(TestCase):
                 rtol=1e-4,
             )
             self.assertEqual((one.truth, one.rank), (PIECES[truth], 1 + list(order).index(truth)))
-            # The loss that the report averages is of the same probability.
+            # The loss in the report's mean has the same probability.
             loss = np.asarray(loss_of(hidden, truth[None, None]))
             self.assertAlmostEqual(float(loss[0, 0]), -math.log(one.probability), places=4)
 
@@ -195,7 +195,7 @@ class PredictTest(TestCase):
 class TableTest(absltest.TestCase):
     def test_text_of_any_kind_in_a_table(self):
         marks = ["|", "*a*", "<b>", "`", "_", "[a](b)", "&lt;", "$x$", "~~", "\\", "\\|"]
-        # And text from right to left, and a mark that stands on a letter.
+        # Also text from right to left, and a combining mark.
         texts = [(f"{mark} [____] {mark}", f"▁{mark}") for mark in marks]
         texts += [("قبل [____]", "▁أن"), ("a [____]", "ี"), ("a [____] b", "▁c")]
         probabilities = (1.0, 0.9996, 0.123, 0.05, 0.00012)

@@ -10,7 +10,7 @@ from xlm.evaluation.label_analysis import Labelled
 
 
 def labelled(seed: int, count: int = 200, classes: int = 5, sharpness: float = 1.0) -> Labelled:
-    """Labels drawn from the softmax of logits, which are then scaled by `sharpness`."""
+    """Labels drawn from the softmax of logits, and the logits scaled by `sharpness`."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(size=(count, classes)) * 2
     shares = special.softmax(logits, axis=1)
@@ -48,7 +48,7 @@ class ClassesTest(parameterized.TestCase):
         self.assertEqual(label_analysis.baselines(counts, len(gold), score), found)
         drawn = []
         label_analysis.baselines(counts, 20_000, lambda one: drawn.append(one) or {"a": 0.0})
-        self.assertLen(drawn, 2)  # of so many labels one draw is enough
+        self.assertLen(drawn, 2)  # one draw is enough for so many labels
         np.testing.assert_allclose(np.bincount(drawn[0]) / 20_000, counts / 100, atol=0.01)
 
     def test_entropy(self):
@@ -61,9 +61,9 @@ class CollapseTest(parameterized.TestCase):
         ([[40, 0], [60, 0]], True),
         ([[0, 40], [1, 59]], False),  # 99 % is not more than 99 %
         ([[0, 400], [1, 599]], True),
-        ([[99, 0], [1, 0]], True),  # a rare class that is never found
-        ([[995, 0], [1, 4]], False),  # and one that is found
-        ([[100, 0], [0, 0]], False),  # there is nothing else
+        ([[99, 0], [1, 0]], True),  # never finds a rare class
+        ([[995, 0], [1, 4]], False),  # finds a rare class
+        ([[100, 0], [0, 0]], False),  # there is no other class
         ([[40, 5], [20, 35]], False),
     )
     def test_one_class_for_all(self, matrix, has_collapsed):

@@ -1,4 +1,4 @@
-"""The report of up- and down-weighted pairs and of losses beyond languages, on made-up records."""
+"""The report of re-weighted pairs and of losses beyond languages, on synthetic records."""
 
 import itertools
 
@@ -19,7 +19,7 @@ LANGUAGES = {"-".join(pair): pair for pair in itertools.combinations("abcdef", 2
 
 
 def record(ratios: np.ndarray, losses: list[float | None] | None = None) -> PairRecord:
-    """A record with phases of the given ratios, up to a factor, [phases, pairs]."""
+    """Record with phases of the given ratios [phases, pairs], up to a factor."""
     names = [f"news p{i:02}-q" for i in range(ratios.shape[1])]
     base = np.linspace(1, 2, len(names))
     base /= base.sum()
@@ -36,7 +36,7 @@ def record(ratios: np.ndarray, losses: list[float | None] | None = None) -> Pair
 
 
 def examples(pair: str, number: int) -> list[tuple[str, str]]:
-    """Text that would break a table, and in which the pair can be recognised."""
+    """Text that would break a table and that identifies the pair."""
     return [(f"a | b\n`{pair}` {i}", "שלום" if i else "word " * 100) for i in range(number)]
 
 
@@ -50,7 +50,7 @@ class RankingTest(absltest.TestCase):
             ranked_pairs(PairRecord({"a": 1.0}))
 
     def test_ties_go_by_mean_then_loss_then_name(self):
-        # Pairs 0 to 3 have no weight at the end; 0 had some before, and 3 was not seen.
+        # Pairs 0 to 3 have no weight at the end. 0 had some before, and 3 was not seen.
         ratios = np.array([[1.0, 0, 0, 0, 2, 2], [0, 0, 0, 0, 1, 1]])
         found = ranked_pairs(record(ratios, [0.5, 2.0, 1.0, None, 7.0, 7.0]))
         self.assertEqual([int(one["pair"][6:8]) for one in found], [4, 5, 0, 1, 2, 3])
@@ -83,7 +83,7 @@ class ExcessTest(absltest.TestCase):
             self.assertAlmostEqual(found[name], losses[name] - expected)
 
     def test_pairs_that_no_others_tell(self):
-        # f has one partner; a, b and c are as many pairs as languages.
+        # f has one partner; a, b and c have as many pairs as languages.
         pairs = {"a-b": ("a", "b"), "a-c": ("a", "c"), "b-c": ("b", "c"), "a-f": ("a", "f")}
         found = excess_losses(dict(zip(pairs, (1.0, 2.0, 9.0, 4.0), strict=True)), pairs)
         self.assertEqual(found, dict.fromkeys(sorted(pairs)))
@@ -107,7 +107,7 @@ class MeanTest(absltest.TestCase):
 
 class ReportTest(absltest.TestCase):
     def check(self, name: str, one: PairRecord, examples_of=examples, number: int = 10) -> None:
-        # The first six are the pairs of four languages, each other has a language of its own.
+        # The first six are the pairs of four languages. Each other pair has its own language.
         of_four = list(itertools.combinations("abcd", 2))
         languages = {
             name: of_four[i] if i < 6 else ("a", name) for i, name in enumerate(sorted(one.base))

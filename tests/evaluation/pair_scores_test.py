@@ -1,4 +1,4 @@
-"""Scores of pairs by an encoder, on vectors and losses that are known."""
+"""Scores of pairs by an encoder, with known vectors and losses."""
 
 import json
 

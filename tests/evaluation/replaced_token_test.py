@@ -1,4 +1,4 @@
-"""Scores of a discriminator: against slow loops, and what may not change them."""
+"""Scores of a discriminator: against slow loops, and invariances."""
 
 import dataclasses
 import functools
@@ -20,7 +20,7 @@ from xlm.evaluation.replaced_token import FROZEN, OWN, UNIGRAM, Detection
 from xlm.objectives.replaced_token import DISCRIMINATOR, GENERATOR, HEAD, ReplacedToken
 from xlm.objectives.settings import MaskSettings
 
-# Sampling of classes is for training: replacements are of the whole vocabulary.
+# Only training samples classes; replacements are from the whole vocabulary.
 OBJECTIVE = factories.replaced_token(
     factories.output_layer_settings(k=2, capacity=16), languages=("aa", "bb")
 )
@@ -29,7 +29,7 @@ NAMES = ("auc", "precision", "recall", "replaced", "loss")
 
 @functools.cache
 def params():
-    """Parameters with which about half of the tokens are called replaced."""
+    """Parameters that call about half of the tokens replaced."""
     found = factories.random_params(OBJECTIVE, 0.5)
     output = found[HEAD]["output"]
     output["bias"] -= np.median(jax.jit(OBJECTIVE.logits)(found, factories.packed_tokens()))
@@ -37,7 +37,7 @@ def params():
 
 
 def changed(names: tuple[str, ...]):
-    """Other parameters of some parts."""
+    """Parameters with some parts changed."""
     return {
         name: jax.tree.map(lambda x: x[::-1].copy(), part) if name in names else part
         for name, part in params().items()
@@ -45,7 +45,7 @@ def changed(names: tuple[str, ...]):
 
 
 def slow_detection(logits: list[float], is_replaced: list[bool]) -> Detection:
-    """The scores by loops over tokens and pairs of them."""
+    """Scores by loops over tokens and token pairs."""
     replaced = [x for x, of in zip(logits, is_replaced, strict=True) if of]
     original = [x for x, of in zip(logits, is_replaced, strict=True) if not of]
     wins = sum((a > b) + (a == b) / 2 for a in replaced for b in original)
@@ -90,7 +90,7 @@ class UnigramCorruptionTest(parameterized.TestCase):
         super().setUpClass()
         rng = np.random.default_rng(1)
         cls.rows = rng.integers(0, 12, (400, 100)).astype(np.int32)
-        # Neither the first nor the last of the pieces occur in the training text.
+        # The training text lacks some pieces, also the last ones.
         cls.counts = np.array([7, 7, 7, 0, 7, 0, 10, 20, 30, 40, 0, 0, 0, 0])
         cls.is_text = ~np.isin(cls.rows, SPECIAL)
 
@@ -111,7 +111,7 @@ class UnigramCorruptionTest(parameterized.TestCase):
         np.testing.assert_array_equal(shares[expected == 0], 0)
         deviations = np.sqrt(expected * (1 - expected) / len(of_text))
         self.assertLess((np.abs(shares - expected) / np.maximum(deviations, 1e-9)).max(), 4)
-        # A sample says nothing about the token in its place.
+        # A sample is independent of the token in its place.
         for token in (UNK, 9):
             chosen = found[self.rows == token]
             deviation = np.sqrt(0.4 * 0.6 / len(chosen))
@@ -125,7 +125,7 @@ class UnigramCorruptionTest(parameterized.TestCase):
 
     @parameterized.parameters(0.0, 0.15, 0.6)
     def test_rate(self, rate):
-        rare = self.is_text & (self.rows == 5)  # which is never drawn
+        rare = self.is_text & (self.rows == 5)  # never drawn
         found = (self.corrupt(rate) != self.rows)[rare]
         deviation = np.sqrt(rate * (1 - rate) / len(found))
         self.assertLessEqual(abs(found.mean() - rate), 4 * deviation)
@@ -146,7 +146,7 @@ class RunTest(parameterized.TestCase):
         return replaced_token.ReplacedTokenDetection(OBJECTIVE, self.dataset, **settings)
 
     def texts(self, corruption: str) -> dict[str, np.ndarray]:
-        return self.evaluator._fixed[corruption]  # samples are the evaluator's own
+        return self.evaluator._fixed[corruption]  # the evaluator draws samples
 
     def test_equals_a_slow_reference_language_by_language(self):
         logits_of = jax.jit(OBJECTIVE.logits)
@@ -161,7 +161,7 @@ class RunTest(parameterized.TestCase):
                 self.assertEqual(texts.shape, rows.shape)
                 logits, is_replaced = [], []
                 for row, text in zip(rows, texts, strict=True):
-                    # Sampled special tokens are no borders of documents.
+                    # Sampled special tokens do not end documents.
                     found = np.asarray(logits_of(params(), text[None], row[None]))[0]
                     for at in np.flatnonzero(~np.isin(row, SPECIAL)):
                         logits.append(float(found[at]))
@@ -231,7 +231,7 @@ class RunTest(parameterized.TestCase):
 
 
 class PairsTest(parameterized.TestCase):
-    """All tokens of both sides are masked, so that the generator sees lengths alone."""
+    """With all tokens of both sides masked, the generator sees only lengths."""
 
     objective = dataclasses.replace(
         OBJECTIVE,
@@ -297,7 +297,7 @@ class PairsTest(parameterized.TestCase):
         self.assertAlmostEqual(found.generator_loss, total / count, places=5)
 
     def test_at_the_rate_of_pairs_in_any_batches(self):
-        """The loss is of masks alone, which are all tokens; fewer at the rate of text."""
+        """The loss has only masked tokens: all here, fewer at the rate of text."""
         (_, one), (_, other) = (self.run_on(False, self.objective, size) for size in (7, 3))
         for pair, found in one["core"].items():
             self.assertAlmostEqual(

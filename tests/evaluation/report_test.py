@@ -1,4 +1,4 @@
-"""Reports of runs of each kind, compared whole with those that were checked by hand."""
+"""Reports of runs of each kind, compared with golden files checked by hand."""
 
 import dataclasses
 import math
@@ -56,7 +56,7 @@ DETECTION = {
     },
 }
 TRANSLATIONS = {"core": {"sw": Gain(3.0, 2.5, 0.125, 40), "ka": Gain(2.0, 2.25, 0.5, 30)}}
-# A record of step n is of the n-th step.
+# The record of step n describes the n-th step.
 METRICS = [
     *(
         {"step": step, "train/loss": 6.0 - step, "train/candidates": 100.0 + step,
@@ -109,7 +109,7 @@ class ReportTest(absltest.TestCase):
             self.assertStartsWith(text, "# Report of a\\_b\n\n**Unfinished: 10 of 400 steps.**\n")
 
     def test_a_run_with_everything(self):
-        # Step 4 is exact. Retrieval is averaged over the sets of a language, without the pivot.
+        # Step 4 is exact. Retrieval is the mean over a language's sets, without the pivot.
         overlap = {
             language: {"ngrams": 100, "share": share, "length": 13, "example": [5]}
             for language, share in (("en", 0.015), ("sw", 0.37))
@@ -139,7 +139,7 @@ class ReportTest(absltest.TestCase):
         )  # fmt: skip
 
     def test_a_run_that_was_stopped_before_its_first_evaluation(self):
-        # It did not come to its exact steps, and no vocabulary was allocated.
+        # It did not reach its exact steps, and no vocabulary was allocated.
         languages = {
             language: {**one, "allocated": None}
             for language, one in ALLOCATION["languages"].items()

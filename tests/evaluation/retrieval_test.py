@@ -1,4 +1,4 @@
-"""Retrieval on vectors made to be found or not, and on sentences with gaps."""
+"""Retrieval on vectors with known neighbours, and on sentences with gaps."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ OBJECTIVE = factories.masked_lm(
 
 @functools.cache
 def encoder_of(layer: int):
-    """The compiled vectors of a batch, which depend on nothing else of an evaluator."""
+    """Compiled vectors of a batch, which depend on no setting of an evaluator but the layer."""
     dataset = PackedDataset(pathlib.Path(), VOCAB, L, "", SPECIAL, {}, {})
     settings = {"pivot": "en", "batch_size": 8, "max_sentences": 0}
     return Retrieval(OBJECTIVE, dataset, layer=layer, **settings)._encode
@@ -33,7 +33,7 @@ def encoder_of(layer: int):
 def evaluator(dataset: PackedDataset, *, layer: int = 0, **changes) -> Retrieval:
     settings = {"pivot": "en", "batch_size": 8, "max_sentences": 0, **changes}
     found = Retrieval(OBJECTIVE, dataset, layer=layer, **settings)
-    found._encode = encoder_of(layer)  # or each would compile its own
+    found._encode = encoder_of(layer)  # otherwise each would compile its own
     return found
 
 
@@ -51,7 +51,7 @@ class RetrievalTest(folders.FolderTest):
     def run_on(
         self, columns: dict[str, list[np.ndarray]], length: int = L, name: str = "core", **kwargs
     ) -> dict[str, RetrievalResult]:
-        """Retrieval on one parallel set of these sentences."""
+        """Run retrieval on a parallel set of these sentences."""
         for language, column in columns.items():
             rows = pad_sentences(column, length, SPECIAL, np.dtype(np.uint16))
             np.save(self.folder / f"{name}.{language}.parallel.npy", rows)
@@ -72,7 +72,7 @@ class RetrievalTest(folders.FolderTest):
         self.assertEqual(results["sw"], RetrievalResult(1.0, 1.0, 1 / 12, 12))
         self.assertLess(results["de"].forward, 1)
         self.assertEqual(list(results), ["sw", "de"])
-        columns = {"de": sentences(0), "sw": sentences(1)}  # the first one is the pivot
+        columns = {"de": sentences(0), "sw": sentences(1)}  # the first is the pivot
         found = self.run_on(columns)
         self.assertEqual(found, self.run_on(columns, pivot="de"))
         self.assertEqual(list(found), ["sw"])

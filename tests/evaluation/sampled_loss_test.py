@@ -1,4 +1,4 @@
-"""Sampled against exact loss on held-out rows: equal where nothing is left out."""
+"""Sampled against exact loss on held-out rows: equal if no class is left out."""
 
 import collections
 import dataclasses
@@ -27,11 +27,11 @@ LAYER = factories.output_layer_settings(k=2, capacity=40, num_negatives=10, grou
 WHOLE = dataclasses.replace(LAYER, k=VOCAB, capacity=PADDED, log_q_correction=True)
 
 
-@functools.cache  # the same ones share what is compiled
+@functools.cache  # equal objectives share compiled programs
 def objective_with(
     layer: OutputLayerSettings, dropout_rate: float = 0.5, kind: type[MaskedLM] = MaskedLM
 ) -> MaskedLM:
-    """Evaluation has no dropout."""
+    """Objective with dropout, which evaluation must not apply."""
     encoder = factories.encoder_settings(vocab_size=PADDED, num_layers=0, dropout_rate=dropout_rate)
     return factories.masked_lm(layer, encoder, kind=kind, num_valid=VOCAB, languages=("aa", "bb"))
 
@@ -43,7 +43,7 @@ def params():
 
 @functools.cache
 def small_dataset() -> PackedDataset:
-    """Held-out rows of two languages, and a language without."""
+    """Held-out rows of two languages, and a language without rows."""
     folder = tempfile.TemporaryDirectory()
     small_dataset.folder = folder  # removed when the process ends
     for place, (language, count) in enumerate({"aa": 9, "bb": 4, "none": 0}.items()):
@@ -56,22 +56,22 @@ def small_dataset() -> PackedDataset:
 
 
 class Compiled:
-    """What evaluators of an objective have in common, compiled for all of them."""
+    """Programs and state that evaluators of an objective share."""
 
     def __init__(self, objective: MaskedLM):
         self._objective = objective
         self._losses = None
 
     @functools.cached_property
-    def extra(self):
-        """The extra state at the first step."""
-        extra = functools.partial(factories.first_extra, self._objective)
-        return jax.device_get(jax.jit(extra)(params()))
+    def aux_state(self):
+        """The auxiliary state at the first step."""
+        aux_state = functools.partial(factories.first_aux_state, self._objective)
+        return jax.device_get(jax.jit(aux_state)(params()))
 
     def evaluator(self, rows: PackedDataset, **changes) -> SampledLoss:
         settings = {"batch_size": 4, "max_sequences": 0, "seed": 0, **changes}
         found = SampledLoss(self._objective, rows, **settings)
-        # Of rows, seed and step it is a function, and of the objective alone a program.
+        # The program depends on the objective only; rows, seed and step are arguments.
         self._losses = found._losses = self._losses or found._losses
         return found
 
@@ -80,7 +80,7 @@ compiled_of: dict[int, Compiled] = {}
 
 
 def compiled(objective: MaskedLM) -> Compiled:
-    """By identity, since objectives hold arrays; their own reference keeps that from reuse."""
+    """Look up by identity, since objectives have arrays; a reference keeps the id unique."""
     return compiled_of.setdefault(id(objective), Compiled(objective))
 
 
@@ -88,16 +88,16 @@ def evaluate(
     objective: MaskedLM,
     rows: PackedDataset,
     step: int = 0,
-    extra_of: MaskedLM | None = None,
+    aux_state_of: MaskedLM | None = None,
     **changes,
 ) -> dict[str, float]:
-    extra = compiled(extra_of or objective).extra
-    state = types.SimpleNamespace(params=params(), extra=extra, step=np.int32(step))
+    aux_state = compiled(aux_state_of or objective).aux_state
+    state = types.SimpleNamespace(params=params(), aux_state=aux_state, step=np.int32(step))
     return dict(compiled(objective).evaluator(rows, **changes)(state))
 
 
 class Watching(MaskedLM):
-    """Looks at the rows and at nothing else."""
+    """Records the rows, and computes nothing else."""
 
     seen: ClassVar[list[np.ndarray]] = []
 
@@ -134,7 +134,7 @@ class SampledLossTest(parameterized.TestCase):
         small, large = values_of(dataclasses.replace(LAYER, capacity=10)), values_of(LAYER)
         self.assertEqual(large["sampling/overflow"], 0)
         self.assertEqual(small["sampling/candidates"], large["sampling/candidates"])
-        # Every group has more than 10.
+        # Every group has more than 10 candidates.
         self.assertAlmostEqual(small["sampling/overflow"], small["sampling/candidates"] - 10)
         self.assertGreater(small["sampling/overflow"], 1)
 
@@ -157,7 +157,7 @@ class SampledLossTest(parameterized.TestCase):
         before, after = (evaluate(both, small_dataset(), step=step) for step in (4, 5))
         self.assertEqual(before, evaluate(first, small_dataset()))
         always = dataclasses.replace(first, statistics=later)
-        self.assertEqual(after, evaluate(always, small_dataset(), extra_of=first))
+        self.assertEqual(after, evaluate(always, small_dataset(), aux_state_of=first))
         self.assertNotEqual(before["sampling/sampled_loss"], after["sampling/sampled_loss"])
         mask = dataclasses.replace(first.mask, rate=0.5, final_rate=0.125)
         long, short = (dataclasses.replace(first, mask=mask, num_steps=n) for n in (8, 4))
@@ -182,7 +182,7 @@ class SampledLossTest(parameterized.TestCase):
         self.assertEqual(*found)
 
     def one_row(self, times: int) -> PackedDataset:
-        """Rows of one language, all the same."""
+        """Equal rows of one language."""
         folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
         row = small_dataset().rows("aa", "heldout")[:1]
         np.save(folder / "aa.heldout.npy", np.repeat(row, times, axis=0))
@@ -205,12 +205,12 @@ class SampledLossTest(parameterized.TestCase):
                 small_dataset().rows(language, "heldout"), max_sequences
             ).tolist()
         }
-        # Once sampled, once exact, in batches like those of training: what fills none is left out.
+        # Once sampled, once exact, in batches like those of training, without a partial one.
         num_batches = max(len(expected) // batch_size, 1)
         self.assertLen(seen, 2 * num_batches)
         self.assertContainsSubset(found, expected)
         self.assertLen(found, min(len(expected), num_batches * batch_size))
-        # Where they are repeated, all are, as often as the others or once more.
+        # Repeated rows occur equally often, or once more.
         self.assertLessEqual(max(found.values()) - min(found.values()), 2)
         self.assertEqual(values["sampling/sampled_loss"], values["sampling/exact_loss"])
         self.assertGreater(values["sampling/exact_loss"], 0)

@@ -1,4 +1,4 @@
-"""Translations found by vectors made to be found, and by the vectors of an encoder."""
+"""Translations found by known vectors, and by the vectors of an encoder."""
 
 import numpy as np
 from absl.testing import absltest, parameterized
@@ -22,7 +22,7 @@ def pairs(sources: list[str], targets: list[str], *gold: tuple[str, str]) -> Sen
 
 class RetrievedTest(absltest.TestCase):
     def test_english_is_what_is_asked_for(self):
-        # The two English sentences are near the same source, the second one rightly.
+        # Both English sentences are near the same source, and the second is its translation.
         sources, targets = np.eye(2), np.array([[0.4, 0.6], [0.1, 2.0]])
         scores, lines = search.retrieved(pairs(["a", "b"], ["c", "d"]), sources, targets)
         self.assertEqual(scores, {"accuracy": 0.5})
@@ -43,7 +43,7 @@ class MinedTest(parameterized.TestCase):
         texts = list("abcdef")
         gold = [(f"s{i}", f"t{i}") for i in range(4)]
         self.pairs = pairs(texts, texts, *gold)
-        # Four translations, and two sentences on each side without.
+        # Four translations, and two sentences without one on each side.
         self.targets = np.concatenate([self.vectors[:4] + 0.1 * self.noise[:4], self.noise[4:]])
 
     def candidates(self, margin: str = "ratio") -> list[dict]:

@@ -1,4 +1,4 @@
-"""The paired bootstrap against each metric's own scorer on resampled examples, and scipy's."""
+"""The paired bootstrap against each metric's scorer on resampled examples, and against scipy."""
 
 import dataclasses
 import json
@@ -21,13 +21,13 @@ _ANSWERS = ["the red cat", "red", "a dog runs", "dog", ""]
 
 
 def lines(rng: np.random.Generator, gold: list[Any], options: Any, right: float) -> list[Answered]:
-    """Predictions of which a share is right, and the others are random."""
+    """Predictions, right with probability `right`, else random."""
     found = [one if rng.random() < right else options() for one in gold]
     return [Answered(str(i), *pair) for i, pair in enumerate(zip(found, gold, strict=True))]
 
 
 def case(name: str) -> tuple[Task, Any]:
-    """A task, and the function that draws a label of it."""
+    """Return a task, and a function that draws labels."""
     rng = np.random.default_rng(3)
     task = TASKS[name]
     if task.kind == "tagging":
@@ -37,7 +37,7 @@ def case(name: str) -> tuple[Task, Any]:
         return task, lambda: _ANSWERS[rng.integers(5 if name == "squad2" else 4)]
     if task.kind == "regression":
         return task, lambda: float(rng.normal())
-    labels = task.labels or tuple("abcdefghijklmnop")  # some in few examples only
+    labels = task.labels or tuple("abcdefghijklmnop")  # some in few examples
     task = dataclasses.replace(task, labels=labels)
     if task.kind == "multilabel":
         return task, lambda: [one for one in labels if rng.random() < 0.2]
@@ -45,7 +45,7 @@ def case(name: str) -> tuple[Task, Any]:
 
 
 def direct(task: Task, some: list[Answered]) -> float:
-    """The score by the task's own scorer."""
+    """Return the score by the task's own scorer."""
     gold, found = [one.gold for one in some], [one.prediction for one in some]
     if task.kind == "tagging":
         return tagging.SCORERS[task.scorer](gold, found)[task.metrics[0]]
@@ -105,7 +105,7 @@ class ScoresTest(parameterized.TestCase):
 
 class ReportTest(folders.FolderTest):
     def run_of(self, name: str, right: float, **differs: Any) -> pathlib.Path:
-        """A finished run on 200 examples in two languages."""
+        """Write a finished run on 200 examples in two languages."""
         rng, folder = np.random.default_rng(len(name)), self.folder / name
         labels, split = differs.pop("labels", ["bad", "good"]), "test"
         results: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Decisions and scores of outputs, whatever their batches; the best parameters are kept."""
+"""Decisions and scores of outputs, whatever their batches; selection of the best parameters."""
 
 import dataclasses
 import types
@@ -68,7 +68,7 @@ class TagsTest(absltest.TestCase):
             row = np.zeros(count + 2, np.int32)
             return TaggedFeature(example, row, row, count, row[:0], first)
 
-        # In another order, and with states of more words than there are.
+        # In another order, and with more states than words.
         features = [window(1, 0, 1), window(0, 2, 1), window(0, 0, 2)]
         found = [["B-LOC"], ["I-LOC"], ["O", "B-LOC"]]
         outputs = []
@@ -91,7 +91,7 @@ class TagsTest(absltest.TestCase):
 
 
 class AnswersTest(parameterized.TestCase):
-    """One token a character after `<s> ? </s> </s>`; windows of unequal lengths."""
+    """One token per character after `<s> ? </s> </s>`; windows of unequal lengths."""
 
     def data(self) -> TaskData:
         examples = [
@@ -110,7 +110,7 @@ class AnswersTest(parameterized.TestCase):
         return QuestionFeature(example, np.zeros(count + 5, np.int32), offsets, best, 0, 0)
 
     def outputs(self, null: float) -> list[np.ndarray]:
-        """The best answers are 首都, of the second window, and "thin"; `null` is that of b."""
+        """Outputs with best answers 首都 (second window) and "thin"; `null` is the score of b."""
         rows = [np.zeros((len(f.offsets) + 2, 2)) for f in self.data().features]
         for row, start, end, score in ((1, 5, 6, 2.0), (0, 4, 5, 1.0), (2, 6, 9, 1.0)):
             rows[row][start, 0] = rows[row][end, 1] = score
@@ -146,13 +146,13 @@ class AnswersTest(parameterized.TestCase):
         withheld = self.lines("squad2", found, threshold)[1]["probability"]
         given = self.lines("squad2", found, 2.0)[1]["probability"]
         self.assertAlmostEqual(withheld / given, np.e, places=4)  # scores of 3 and 2
-        # A threshold of other data is another score.
+        # A threshold of other data gives another score.
         self.assertEqual(tasks.answer_scores(task, data, found, 2.0)["f1"], 0.5)
         self.assertEqual(tasks.answer_scores(task, data, found, -5.0)["f1"], 0.5)
         predictions = [line["prediction"] for line in self.lines("squad2", found, 2.0)]
         self.assertEqual(predictions, ["首都", "thin"])
         self.assertIsNone(tasks.null_threshold(TASKS["xquad"], data, self.answers(9)))
-        # No answer takes no place among the best.
+        # "No answer" does not count among the best.
         found = tasks.answers(data, self.outputs(9.0), max_answer_length=4, n_best=1)
         self.assertEqual([found.best.text for found in found], ["首都", "thin"])
 
@@ -163,7 +163,7 @@ class AnswersTest(parameterized.TestCase):
         output[4, 0] = output[7, 1] = 1
         found = tasks.answers(data, [output], max_answer_length=4, n_best=5)
         self.assertEqual(found[0].best.text, "北京，是")
-        # MLQA drops the comma of Chinese, SQuAD's script does not.
+        # MLQA drops the Chinese comma, SQuAD's script does not.
         self.assertEqual(tasks.answer_scores(TASKS["mlqa"], data, found)["exact_match"], 1.0)
         self.assertEqual(tasks.answer_scores(TASKS["xquad"], data, found)["exact_match"], 0.0)
 
@@ -213,7 +213,7 @@ def data(language: str, *labels: int) -> TaskData:
 
 @dataclasses.dataclass
 class Model:
-    """Says the class of each language that its parameters name."""
+    """Predicts for each language the class in its parameters."""
 
     calls: int = 0
 
@@ -238,7 +238,7 @@ class SelectionTest(parameterized.TestCase):
 
     def test_scores_by_language_and_their_mean(self):
         found = self.selection()(self.at(1, en=0, sw=2))
-        mean = {"validation/accuracy": 0.625}  # of languages, not of examples
+        mean = {"validation/accuracy": 0.625}  # mean of languages, not of examples
         by_language = {"validation/accuracy/en": 0.75, "validation/accuracy/sw": 0.5}
         self.assertEqual(found, {**mean, **by_language})
 
@@ -249,14 +249,14 @@ class SelectionTest(parameterized.TestCase):
             self.at(2, en=0, sw=0),  # 0.375
             self.at(3, en=1, sw=0),  # worse
             self.at(4, en=0, sw=1),  # 0.625
-            self.at(5, en=0, sw=2),  # the same
+            self.at(5, en=0, sw=2),  # equal
         ]
         for state in steps:
             select(state)
         expected = [(ALL, steps[at].params, at + 1, best)
                     for at, best in ((0, 0.0), (1, 0.375), (3, 0.625))]  # fmt: skip
         self.assertEqual(self.kept, expected)
-        # What was kept before a stop counts.
+        # The best before a stop counts.
         self.kept.clear()
         select = self.selection(best={ALL: 0.375})
         select(self.at(1, en=0, sw=0))
@@ -268,8 +268,8 @@ class SelectionTest(parameterized.TestCase):
         select = self.selection(best={"sw": 0.25}, by_language=True)
         steps = [
             self.at(1, en=0, sw=0),  # 0.75 and 0: the mean 0.375
-            self.at(2, en=1, sw=2),  # 0.25 and 0.5: as good in the mean
-            self.at(3, en=0, sw=1),  # 0.75 and 0.5: better in the mean alone
+            self.at(2, en=1, sw=2),  # 0.25 and 0.5: equal mean
+            self.at(3, en=0, sw=1),  # 0.75 and 0.5: only the mean is better
         ]
         for state in steps:
             select(state)
@@ -286,11 +286,11 @@ class SelectionTest(parameterized.TestCase):
             select(self.at(3, en=1, sw=0))
         self.assertRegex(logs.output[0], told)
         self.assertFalse(select.is_over(3))
-        select(self.at(4, en=0, sw=0))  # no more than as good
+        select(self.at(4, en=0, sw=0))  # only equal
         self.assertEqual([select.is_over(step) for step in (3, 4)], [False, True])
-        select(self.at(5, en=0, sw=1))  # a better one after all
+        select(self.at(5, en=0, sw=1))  # better
         self.assertFalse(select.is_over(5))
-        # A resumed run repeats evaluations, and what comes after them does not count.
+        # A resumed run repeats evaluations. Later ones do not count.
         self.assertEqual(self.selection(history=select.history).is_over(5), False)
         again = self.selection(patience=2, history={**select.history, 4: 0.375})
         self.assertEqual([again.is_over(step) for step in (0, 2, 4)], [False, False, True])
@@ -305,7 +305,7 @@ class SelectionTest(parameterized.TestCase):
         self.assertAlmostEqual(
             tasks.mean_loss(loss, features, list(outputs), 1), float(total / weight), places=5
         )
-        # Of rows of different lengths, words weigh alike.
+        # Words have equal weights in rows of different lengths.
         words = [TaggedFeature(i, row, row, len(row), row % 3, 0) for i, row in enumerate(rows)]
         of_rows = [rng.normal(size=(n, 3)) for n in (16, 16, 12)]
         losses = [

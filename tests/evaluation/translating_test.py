@@ -1,4 +1,4 @@
-"""Search by a decoder with a cache, against one that decodes every prefix anew."""
+"""Search by a decoder with a cache, against one that decodes each prefix again."""
 
 import dataclasses
 import functools
@@ -64,7 +64,7 @@ def batch_of(some) -> dict[str, np.ndarray]:
 
 @functools.partial(jax.jit, static_argnames=("settings", "decoding"))
 def slow_search(values, batch, settings, decoding):
-    """Tokens of the best hypotheses; each step decodes all tokens so far of each hypothesis."""
+    """Tokens of the best hypotheses; each step decodes all tokens of each hypothesis again."""
     one = model(settings)
     beams, length = decoding.beams, decoding.max_length
     states = jnp.repeat(one.states(values, batch), beams, axis=0)
@@ -89,7 +89,7 @@ def slow_search(values, batch, settings, decoding):
 class SearchTest(parameterized.TestCase):
     @parameterized.product(settings=SHALLOW, beams=(1, 3))
     def test_equals_decoding_every_prefix(self, settings, beams):
-        # Without repetitions, which a random model prefers, each token depends on those before.
+        # Random models prefer repetitions. Without them, each token depends on earlier ones.
         decoding = DecodingSettings(beams=beams, max_length=8, no_repeat_ngram=1)
         batch = batch_of(features())
         one, values = model(settings), params(settings)
@@ -99,7 +99,7 @@ class SearchTest(parameterized.TestCase):
 
     def test_a_cache_that_grows_equals_decoding_every_prefix(self):
         decoding = DecodingSettings(beams=3, max_length=8, no_repeat_ngram=1)
-        settings, batch = SHALLOW[-1], batch_of(features())  # its bias has the length of the cache
+        settings, batch = SHALLOW[-1], batch_of(features())  # the bias has the length of the cache
         one, values = model(settings), params(settings)
         capacities = []
 
@@ -127,7 +127,7 @@ class SearchTest(parameterized.TestCase):
             found = jax.jit(lambda *args: search(one, *args, decoding, IDS))
             return matmul_flops(found.trace(values, batch).jaxpr)
 
-        # One product of a state with each embedding, a hypothesis and step, which is counted once.
+        # One product of a state with each embedding per hypothesis; the loop counts once.
         expected = 2 * len(features()) * beams * ALL[0].embedding_size * 1000
         self.assertEqual(flops(1040) - flops(40), expected)
 
@@ -171,7 +171,12 @@ class TranslatorTest(parameterized.TestCase):
         self.assertLen(shorter, 3)
         self.assertEqual(translator.throughput.rates(), {})
         counted, found = [], []
-        for given in (shorter, some, shorter, some):  # the second has batches of another length
+        for given in (
+            shorter,
+            some,
+            shorter,
+            some,
+        ):  # the second call has batches of another length
             found.append(translator(params(SHALLOW[0]), given))
             counted.append(translator.throughput.sentences)
         self.assertEqual(counted, [0, 0, 3, 8])
@@ -186,7 +191,7 @@ class TranslatorTest(parameterized.TestCase):
         self.assertEqual([x.tolist() for x in found], [x.tolist() for x in self.found])
         forced = self.on_one_device.n_best(params(ALL[0]), some, has_prefixes=True)
         self.assertEqual({tuple(one.tokens[:2]) for row in forced for one in row}, {(7, 9)})
-        # The beginning of the best one leads to it, with the score of the free search.
+        # The prefix of the best hypothesis leads to it, with the score of the free search.
         best = self.on_one_device.n_best(params(ALL[0]), some)
         begun = [dataclasses.replace(one, target=np.append(row[0].tokens[:3], EOS))
                  for one, row in zip(some, best, strict=True)]  # fmt: skip
@@ -222,7 +227,10 @@ class TranslatorTest(parameterized.TestCase):
         self.assertEqual([x.tolist() for x in found], [x.tolist() for x in self.found])
         self.assertGreater(max(sizes), 2)
         self.assertIn("memory ran out", logs.output[0])
-        for error in ("RESOURCE_EXHAUSTED", "another fault"):  # not less than a row; nor of memory
+        for error in (
+            "RESOURCE_EXHAUSTED",
+            "another fault",
+        ):  # no fewer than one row; not a memory error
             with (
                 mock.patch.object(translator, "_search", side_effect=RuntimeError(error)),
                 self.assertRaisesRegex(RuntimeError, error),
@@ -258,7 +266,7 @@ class SampleTest(parameterized.TestCase):
         tokens, found = self.samples(some)
         self.assertEqual(self.samples(some[3:] + some[:2], 60)[0], tokens[3:] + tokens[:2])
         self.assertNotEqual(self.samples(some, seed=1)[0], tokens)
-        self.assertLen({str(one) for row in tokens for one in row}, 15)  # of equal sources
+        self.assertLen({str(one) for row in tokens for one in row}, 15)  # from equal sources
         scores = [[one.score for one in row] for row in found]
         self.assertEqual(scores, [sorted(row, reverse=True) for row in scores])
 

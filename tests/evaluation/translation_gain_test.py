@@ -1,4 +1,4 @@
-"""Losses beside a translation, against sentences one by one, and what they may not depend on."""
+"""Losses beside a translation, against single sentences, and their invariances."""
 
 import dataclasses
 
@@ -37,7 +37,7 @@ class TranslationGainTest(folders.FolderTest, parameterized.TestCase):
         return TranslationGain(OBJECTIVE, dataset, **settings).run(PARAMS)["core"]
 
     def loss(self, tokens: list[int], places: list[int], positions: list[int]) -> float:
-        """Of the tokens at `places` of one segment, masked."""
+        """Loss of the masked tokens at `places` of one segment."""
         row, masked = np.array([tokens]), np.array([tokens])
         masked[0, places] = OBJECTIVE.mask_id
         params = OBJECTIVE.encoder_params(PARAMS)
@@ -81,7 +81,7 @@ class TranslationGainTest(folders.FolderTest, parameterized.TestCase):
         one, other = (self.run_on({"en": sentences(seed), "sw": sw})["sw"] for seed in (1, 2))
         self.assertAlmostEqual(one.alone, other.alone, places=6)
         self.assertNotAlmostEqual(one.translated, other.translated, places=3)
-        # Sentences without a translation are left out, and a language that has none.
+        # Sentences and languages without translations are left out.
         gaps = {"en": sentences(1), "sw": [none, *sw[1:]], "ka": [none] * len(sw)}
         found = self.run_on(gaps)
         self.assertEqual(list(found), ["sw"])

@@ -9,7 +9,7 @@ from xlm.evaluation import xtreme_runs
 
 class Case(folders.FolderTest):
     def write(self, name: str, scores: dict, **changes) -> pathlib.Path:
-        """A run's folder; a score that is a number is an accuracy."""
+        """Write a run's folder; a bare number is an accuracy."""
         test = {language: value if isinstance(value, dict) else {"accuracy": value}
                 for language, value in scores.items()}  # fmt: skip
         results = {
@@ -27,7 +27,7 @@ class Case(folders.FolderTest):
         return folder
 
     def own(self, name: str, score: float, root: str, **changes) -> None:
-        """A run on a user's own data, with the settings that name them."""
+        """Write a run on a user's data, with settings that name them."""
         folder = self.write(name, {"en": {"macro_f1": score}}, task="text_classes", **changes)
         settings = {"task": {"root": root, "dataset": "", "test": ["test.{language}.*"]}}
         (folder / "settings.json").write_text(json.dumps(settings))

@@ -69,7 +69,7 @@ class ReadTest(Case):
     def test_different_data_of_ones_own_are_different_tasks(self):
         self.own("a", 0.9, "/x/intents/data", dataset="data")
         self.own("b", 0.1, "/x/topics/data", dataset="data")
-        self.own("c", 0.5, "/x/mood", seed=1)  # older than the names
+        self.own("c", 0.5, "/x/mood", seed=1)  # from before data had names
         self.own("d", 0.7, "/x/mood", seed=2)
         variants = self.variants()
         tables = sorted({one.table for one in variants})
@@ -87,7 +87,7 @@ class ReadTest(Case):
             (self.folder / name / "settings.json").write_text(json.dumps(settings))
         found = {one.model: one.table for one in self.variants()}
         self.assertLen(set(found.values()), 3)
-        self.assertEqual(found["a"], found["b"])  # as far as both were scored
+        self.assertEqual(found["a"], found["b"])  # for the languages that both score
         self.assertRegex(found["c"], r"^text_classes: data \[labels x, y, files \w+\]$")
         self.assertRegex(found["d"], r"^text_classes: data \[labels x, y, z, files \w+\]$")
         self.assertEqual({one.table for one in self.variants(of="[ab]")}, {"text_classes: data"})
@@ -111,7 +111,7 @@ class AverageTest(Case):
         self.assertEqual(one.over_seeds(xtreme_runs.average), expected)
 
     def test_transfer_gap(self):
-        # XY-LENT Base on MLQA as its Table 12 prints it; Table 4 says 19.9.
+        # XY-LENT Base on MLQA, from its Table 12. Table 4 has 19.9.
         match = {"en": 70.3, "ar": 43.9, "de": 54.0, "es": 55.1, "hi": 51.7, "vi": 52.0, "zh": 45.2}
         scores = {language: answers(0.9, value / 100) for language, value in match.items()}
         self.write("a", scores, task="mlqa")
@@ -234,7 +234,7 @@ class ReportTest(Case):
 
     def test_every_average_is_over_the_languages_that_all_runs_have(self):
         rates = [{"learning_rate": rate, "epochs": 5} for rate in (1e-5, 2e-5)]
-        # Burmese is none of XNLI's languages, Swahili and Thai are each in some runs.
+        # Burmese is no language of XNLI. Only some runs have Swahili or Thai.
         for number, hyperparameters in enumerate(rates):
             scores = {"en": 0.6 - number / 10, "de": 0.4, "sw": 0.2, "my": 0.1}
             self.write(f"a{number}", scores, hyperparameters=hyperparameters)
@@ -268,7 +268,7 @@ class ReportTest(Case):
         self.assertEqual(sorted(len(one.runs) for one in found), [1, 1, 2])
         names = ("a1, max_length 128], n = 2", "a1, max_length 64]", "b2, max_length 128]")
         self.assertEqual(xtreme_runs.names(found), [f"ours [parameters {one}" for one in names])
-        # None of them is chosen for its development score: they are no grid.
+        # They are no grid, so none is chosen by its development score.
         self.assertLen(xtreme_runs.chosen(found), 3)
 
     def test_long_settings_that_begin_alike_tell_runs_apart(self):
@@ -282,7 +282,7 @@ class ReportTest(Case):
         self.assertLen(set(names), 3)
         for name, data in zip(names, ("reviews", "reviews of last year", "tickets"), strict=True):
             self.assertIn(f"root …{data}", name)
-        # One row each, none in the place of another.
+        # One row each.
         table = xtreme_report.averages_table(found)
         for name, score in zip(names, ("25.0", "50.0", "75.0"), strict=True):
             self.assertIn(f"| {name} | {score} |", table)

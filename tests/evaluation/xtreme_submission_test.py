@@ -67,7 +67,7 @@ class SubmissionTest(Case):
         self.assertEmpty(list(self.folder.rglob("*.tsv")))
 
     def test_predictions_of_unlabelled_tests_come_first(self):
-        # Of predict.py; their examples are others than those that scores are of.
+        # From predict.py, on other examples than those of the scores.
         folder = self.write("a", {"de": 0.5, "fr": 0.5}, examples={"test": {"de": 1, "fr": 1}})
         for language in ("de", "fr"):
             self.predict(folder, language, [{"id": "0", "prediction": "neutral"}])

@@ -1,4 +1,4 @@
-"""Settings, layers and batches that the tests of this room share."""
+"""Settings, layers and batches for the tests of this room."""
 
 import dataclasses
 import functools
@@ -33,7 +33,7 @@ def layer_of(
     return make_output_layer(settings, num_valid=num_valid, sharding=sharding)
 
 
-# Blocks that do not divide their vocabularies.
+# Block sizes that do not divide their vocabularies.
 FULL = layer_of("full")
 BLOCKWISE = dataclasses.replace(layer_of("blockwise"), block_size=7)
 KNN = dataclasses.replace(layer_of("knn"), block_size=5)
@@ -44,7 +44,7 @@ NEG = layer_of("neg")
 
 
 def random_batch(num_rows: int = V, num_valid: int = NUM_VALID) -> dict[str, np.ndarray]:
-    """Two positions that do not count, and a fraction."""
+    """Random batch; weights are some zeros, a fraction, and ones."""
     rng = np.random.default_rng(0)
     weights = np.ones((G, WG), np.float32)
     weights[0, 2], weights[1, 4:] = 0, (0, 0.5)
@@ -58,7 +58,7 @@ def random_batch(num_rows: int = V, num_valid: int = NUM_VALID) -> dict[str, np.
 
 
 def statistics_of(num_rows: int = V, num_valid: int = NUM_VALID) -> TokenStatistics:
-    """Padding is never a target; languages by turns."""
+    """Statistics in which padding is never a target, and languages alternate."""
     is_class = np.arange(num_rows) < num_valid
     probabilities = np.random.default_rng(1).random(num_rows) * is_class
     probabilities /= probabilities.sum()
@@ -70,12 +70,12 @@ def statistics_of(num_rows: int = V, num_valid: int = NUM_VALID) -> TokenStatist
 
 
 def index_of(layer: OutputLayer, batch=None, statistics=None):
-    """The neighbour index of a batch's table; None for layers without."""
+    """The neighbour index of a batch's table; None for layers without one."""
     if not hasattr(layer, "refresh"):
         return None
     table = (batch or random_batch())["table"]
     statistics = statistics or statistics_of()
-    # Like `layer.refresh`, by programs that layers share.
+    # like `layer.refresh`, but layers share programs
     neighbours = nearest_neighbours(table, k=layer.k, num_valid=layer.num_valid)
     if not layer.log_q_correction:
         return NeighbourIndex(neighbours, None)
@@ -99,7 +99,7 @@ def losses_of(layer: OutputLayer, batch, sample: Sample | None) -> jax.Array:
 
 
 def with_gradients(loss, *inputs):
-    """Losses, and gradients of their sum in each of the inputs."""
+    """Losses, and gradients of their sum with respect to each input."""
 
     def with_aux(*inputs):
         losses = loss(*inputs)
@@ -112,7 +112,7 @@ def with_gradients(loss, *inputs):
 
 @functools.partial(jax.jit, static_argnums=0)
 def value_and_gradients(layer: OutputLayer, batch, sample: Sample | None):
-    """Losses [B, M], and gradients of their sum in hidden states, table and bias."""
+    """Losses [B, M], and gradients of their sum for hidden states, table and bias."""
 
     def loss(hidden, table, bias):
         return layer.loss(hidden, batch["targets"], batch["weights"], table, bias, sample)
@@ -121,7 +121,7 @@ def value_and_gradients(layer: OutputLayer, batch, sample: Sample | None):
 
 
 def check_unused_positions(compute, inputs, targets, weights, state: float, target: int):
-    """Whatever state and target positions of weight zero have, they have neither loss nor effect.
+    """Check that positions of weight zero have no loss and no effect, whatever their content.
 
     `compute(hidden, *parameters, targets, weights)` gives losses, and gradients of `inputs` first.
     """
@@ -144,6 +144,6 @@ def sampled(layer: OutputLayer, batch=None, index=None):
 
 
 def assert_close(actual, expected, rtol: float = 1e-5, atol: float = 2e-6):
-    """Equal to float32 precision; sums of a dozen terms of order one are off by 1e-6."""
+    """Check equality to float32 precision; sums of a dozen terms of order one are off by 1e-6."""
     check = functools.partial(np.testing.assert_allclose, rtol=rtol, atol=atol)
     jax.tree.map(check, actual, expected)

@@ -1,4 +1,4 @@
-"""The loss in blocks against the full softmax, its peer in value, gradients and what it ignores."""
+"""The blockwise loss against the full softmax: values, gradients and ignored positions."""
 
 import functools
 import re
@@ -16,12 +16,12 @@ from knn_sampling.table_sharding import ONE_DEVICE, TableSharding
 from tests.knn_sampling.batches import assert_close, check_unused_positions, mesh_of, with_gradients
 
 W, D, V, VALID = 12, 8, 300, 290
-# Two positions do not count. The others differ, so that none can take another's gradient.
+# Two weights are zero. The others differ, so exchanged gradients would show.
 WEIGHTS = np.array([1, 0, 0.95, 0.25, 0.9, 0.8, 0, 0.7, 0.6, 0.5, 0.4, 0.3], np.float32)
 MESH = mesh_of(data=2, model=4)
 BY_DATA, BY_MODEL = (NamedSharding(MESH, PartitionSpec(axis)) for axis in MESH.axis_names)
 POSITIONS, LARGE = 64, 16 * DEFAULT_BLOCK_SIZE
-# First, last and some in between, next to where blocks of 128 end and where the last one begins.
+# The first, the last, and some next to the borders of blocks of 128.
 TARGETS = np.array([0, 1, 127, 128, 129, 255, 256, 257, 172, 171, 289, 128], np.int32)
 
 
@@ -36,7 +36,7 @@ def _value_and_gradients(
     hidden, table, bias, targets=TARGETS, weights=WEIGHTS, *, block_size, num_valid=VALID,
     sharding=ONE_DEVICE,
 ):  # fmt: skip
-    """Losses [W], and gradients of their sum in hidden states, table, bias and weights.
+    """Losses [W], and gradients of their sum for hidden states, table, bias and weights.
 
     A `block_size` of None is the full softmax.
     """
@@ -56,7 +56,7 @@ def value_and_gradients(*inputs, **options):
 
 
 def lowered(shardings=(None,) * 5, **options):
-    """The compiled program, for more classes than a block has."""
+    """The compiled program, with more classes than a block."""
     shapes = (POSITIONS, D), (LARGE, D), (LARGE,), (POSITIONS,), (POSITIONS,)
     dtypes = jnp.float32, jnp.float32, jnp.float32, jnp.int32, jnp.float32
     arguments = [
@@ -68,7 +68,7 @@ def lowered(shardings=(None,) * 5, **options):
 
 
 class BlockwiseSoftmaxLossTest(parameterized.TestCase):
-    # One block, a class a block, sizes that divide V, that leave a tail, larger than V.
+    # One block, a class per block, sizes that divide V, leave a tail, or exceed V.
     @parameterized.parameters(
         (0, V), (0, VALID), (1, VALID), (50, VALID), (128, V), (128, VALID), (299, V), (1000, VALID)
     )
@@ -99,13 +99,13 @@ class BlockwiseSoftmaxLossTest(parameterized.TestCase):
 
     @parameterized.parameters(-1e4, 1e4)
     def test_no_overflow(self, shift: float):
-        # Softmax does not change when all logits move, and logits may rise from block to block.
+        # Softmax is invariant to shifts of all logits, also if logits rise from block to block.
         hidden, table, bias = random_inputs()
         bias = bias + np.float32(shift) + np.float32(30) * np.arange(V, dtype=np.float32)
         actual = value_and_gradients(hidden, table, bias, block_size=64)
         expected = value_and_gradients(hidden, table, bias, block_size=None)
         self.assertTrue(np.isfinite(actual[0]).all())
-        # Logits of 2e4 are held to 1e-3.
+        # The tolerance for logits of 2e4 is 1e-3.
         assert_close(actual, expected, atol=2e-3)
 
     def test_bfloat16_hidden_states_and_a_float32_table(self):
@@ -114,7 +114,7 @@ class BlockwiseSoftmaxLossTest(parameterized.TestCase):
         self.assertEqual(losses.dtype, jnp.float32)
         dtypes = [gradient.dtype for gradient in gradients[:3]]
         self.assertEqual(dtypes, [jnp.bfloat16, jnp.float32, jnp.bfloat16])
-        # The products of rounded factors are exact in float32: only the factors are rounded.
+        # Products of rounded factors are exact in float32, so only the factors are rounded.
         rounded = table.astype(jnp.bfloat16).astype(jnp.float32)
         exact = hidden.astype(jnp.float32), rounded, bias.astype(jnp.float32)
         expected_losses, expected = value_and_gradients(*exact, block_size=None)
@@ -123,20 +123,20 @@ class BlockwiseSoftmaxLossTest(parameterized.TestCase):
         # in sum for a hidden state, which is then rounded itself.
         bound = 2**-8 * np.abs(exact[0]).sum(axis=0)
         np.testing.assert_array_less(np.abs(gradients[1] - expected[1]) - bound[None, :], 0)
-        # The sums are not rounded once more on their way to the table.
+        # Sums are not rounded again on their way to the table.
         by_table = gradients[1][:VALID]
         self.assertGreater(np.mean(by_table != by_table.astype(jnp.bfloat16)), 0.9)
         by_hidden = gradients[0].astype(np.float32)
         assert_close(by_hidden, expected[0], rtol=2**-7, atol=2**-7 * np.abs(rounded).max())
 
     def test_products_of_bfloat16_accumulate_in_float32(self):
-        # Read off the program: compilers may keep more precision than they are asked for.
+        # From the program, since compilers may keep more precision than requested.
         inputs = random_inputs(jnp.bfloat16)
         program = str(jax.make_jaxpr(lambda *x: _value_and_gradients(*x, block_size=64))(*inputs))
         products = re.findall(r":(\w+)\[[\d,]*\] = dot_general\[", program)
         self.assertEqual(products, ["f32"] * 4)
 
-    # The last shard has padding alone, or some; blocks of 64 leave a tail in each.
+    # The last shard has only or some padding; blocks of 64 leave a tail in each shard.
     @parameterized.parameters((0, 296), (64, 290), (64, 222))
     def test_a_sharded_table_gives_the_same(self, block_size: int, num_valid: int):
         hidden, table, bias = random_inputs()

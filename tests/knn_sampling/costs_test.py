@@ -1,4 +1,4 @@
-"""The cost model behind "auto": against compiled steps, and what changes its choice."""
+"""The cost model of "auto": against compiled steps, and conditions of its choice."""
 
 import dataclasses
 import json
@@ -44,7 +44,7 @@ class CostsTest(parameterized.TestCase):
         self.assertEqual(costs.cheapest(estimated()), "target_sampling")
         self.assertEqual(costs.cheapest(estimated(vocab_size=60_032)), "full")
         self.assertEqual(costs.cheapest(estimated(encoder_flops=1e15)), "full")
-        # Fewer classes than negatives, and an index that is seldom made.
+        # Fewer classes than negatives, and a rarely refreshed index.
         few = dataclasses.replace(LAYER, k=5)
         self.assertEqual(costs.cheapest(estimated(few)), "knn")
         often = dataclasses.replace(few, refresh_every=1)

@@ -1,4 +1,4 @@
-"""Draws against the softmax that they are from, on one device and on several."""
+"""Draws against the softmax of their distribution, on one device and on several."""
 
 import dataclasses
 import functools
@@ -32,7 +32,7 @@ from tests.knn_sampling.batches import (
 )
 from tests.objectives.example_axes_test import shard
 
-# Three tiles, the last of them short, with padding in it.
+# Three tiles; the last is short and has padding.
 V, VALID = 300, 290
 CHANGES = {"num_valid": VALID, "k": 40, "capacity": V, "num_negatives": 100}
 FULL = layer_of("full", **CHANGES)
@@ -64,7 +64,7 @@ def draw(layer: OutputLayer, batch, sample, seed: int = 0, temperature: float = 
 
 
 def draw_many(layer: OutputLayer, batch, temperature: float = 1.0) -> np.ndarray:
-    """Ids by an exact layer at so many positions that the program is worth optimising."""
+    """Ids by an exact layer, at enough positions to make optimisation worthwhile."""
     lowered = draw.lower(layer, batch, None, 0, temperature)
     compiled = lowered.compile({"xla_backend_optimization_level": 1})
     return np.asarray(compiled(batch, None, 0).ids)
@@ -79,14 +79,14 @@ def logits_of(batch) -> np.ndarray:
 
 
 def repeated(batch, states: int, times: int) -> dict[str, np.ndarray]:
-    """Batch with the first hidden states, each at as many positions [states, times]."""
+    """Batch of the first hidden states, each repeated: [states, times]."""
     hidden = batch["hidden"].reshape(B * M, -1)[:states]
     hidden = np.repeat(hidden[:, None], times, axis=1)
     return batch | {"hidden": hidden, "weights": np.ones(hidden.shape[:2], np.float32)}
 
 
 def unlikeliness(ids: np.ndarray, probabilities: np.ndarray) -> float:
-    """Probability of a chi-square as large as that of draws; rare classes are pooled."""
+    """p-value of the draws' chi-square; rare classes are pooled."""
     counts = np.bincount(np.asarray(ids).reshape(-1), minlength=len(probabilities))
     expected = probabilities / probabilities.sum() * counts.sum()
     if counts[expected == 0].any():
@@ -99,10 +99,10 @@ def unlikeliness(ids: np.ndarray, probabilities: np.ndarray) -> float:
     return stats.chi2.sf(statistic, some.sum() - 1)
 
 
-# Each of some hundred tests fails by chance this often, for seeds chosen once.
+# Chance that a test fails. Seeds of the hundred tests are fixed.
 LEAST = 1e-4
 WG = B * M // G
-# Of one group, whose rows may come first.
+# one group, whose rows may come first
 ONE_GROUP = dataclasses.replace(CORRECTED, group_size=0)
 
 
@@ -146,7 +146,7 @@ class DistributionTest(parameterized.TestCase):
             self.assertGreater(stats.binomtest(int(same), len(first), same_class).pvalue, LEAST)
 
     def check_law(self, found, layer: OutputLayer, batch, sample, temperature: float):
-        """Check ids [N, B, M] that were drawn from the candidates of each group."""
+        """Check ids [N, B, M] drawn from the candidates of each group."""
         ids = np.asarray(sample.candidates.ids)
         used = ids < V
         log_weights = np.zeros(ids.shape)
@@ -181,8 +181,8 @@ class DistributionTest(parameterized.TestCase):
         CORRECTED, CORRECTED_TARGETS, dataclasses.replace(NCE, num_negatives=4)
     )
     def test_parts_of_a_group_draw_as_the_group_does(self, layer: OutputLayer):
-        # As devices do that have a share of the only group, and of the targets of Q, each. Q tells
-        # a target from other classes, so that the targets have to be as likely as all of these.
+        # Like devices with a share each of the only group and of the targets of Q. Q differs
+        # between targets and other classes, so targets must be as likely as all others.
         layer, batch = dataclasses.replace(layer, group_size=0), batch_of()
         batch["table"] = np.random.default_rng(2).normal(size=(V, 32)).astype(np.float32)
         batch["hidden"] = 0.25 * batch["table"][batch["targets"]]
@@ -237,7 +237,7 @@ class InvarianceTest(parameterized.TestCase):
         expected = draw(layer, batch, sample)
         np.testing.assert_array_equal(expected.rows, expected.ids)
         order = np.random.default_rng(0).permutation(V)
-        row_of = np.append(np.argsort(order), V + 3)  # out of the table: any number will do
+        row_of = np.append(np.argsort(order), V + 3)  # outside the table, so any number will do
         moved = sample._replace(candidate_rows=jnp.asarray(row_of[sample.candidates.ids]))
         found = draw(layer, batch | {"table": batch["table"][order]}, moved)
         np.testing.assert_array_equal(found.ids, expected.ids)
@@ -288,7 +288,7 @@ class AbsentTest(parameterized.TestCase):
     @staticmethod
     @jax.jit
     def among_rising_biases(num_used: int):
-        """Drawn and best of classes that would be drawn, had their blocks been visited."""
+        """Draws and best classes if all blocks were visited."""
         ones = (jnp.ones((1, *shape)) for shape in ((200, 4), (200,), (3 * TILE, 4)))
         biases = jnp.arange(3 * TILE)[None] / TILE
         options = {"temperature": 1.0, "block_size": TILE, "num_used": num_used}
@@ -304,7 +304,7 @@ class AbsentTest(parameterized.TestCase):
     @parameterized.parameters(KNN, TARGETS, NCE, NEG)
     def test_sampled_layers_visit_the_largest_union(self, layer: OutputLayer):
         batch = batch_of()
-        batch["weights"][:2] = 0  # of a whole group, which has no targets
+        batch["weights"][:2] = 0  # a whole group without targets
         sample = sampled_from(layer, batch)
         self.assertLess(sample.candidates.union_size.min(), sample.candidates.union_size.max())
 

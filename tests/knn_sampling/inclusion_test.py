@@ -1,4 +1,4 @@
-"""Q equals an enumeration of all batches and a simulation of batches that are cut; list shares."""
+"""Q equals an enumeration of all batches and a simulation of truncated ones; list shares."""
 
 import itertools
 
@@ -21,7 +21,7 @@ log_inclusion_after_overflow = jax.jit(
 class InclusionTest(parameterized.TestCase):
     @parameterized.parameters(1, 2, 4)
     def test_equals_enumeration_of_all_batches(self, num_targets: int):
-        # Tokens 0 and 3 do not list themselves, and token 4 is never a target nor a neighbour.
+        # Tokens 0 and 3 do not list themselves. Token 4 is never a target or neighbour.
         lists = np.array([[1, 2], [1, 0], [2, 3], [1, 2], [4, 0]])
         p = np.array([0.1, 0.2, 0.3, 0.4, 0.0])
         chance = np.zeros(5)
@@ -84,7 +84,7 @@ class DrawsTest(absltest.TestCase):
         num_targets = np.array([[5], [0]])
         found = log_inclusion_with_draws(p, num_targets, np.zeros((2, 1), np.float32))
         np.testing.assert_allclose(found, log_inclusion(p, num_targets), rtol=1e-6)
-        # Everything that can come has come.
+        # Everything possible is included.
         found = log_inclusion_with_draws(p, num_targets, np.full((2, 1), np.float32(2e30)))
         np.testing.assert_array_equal(found, 0)
 
@@ -101,12 +101,12 @@ class OverflowTest(absltest.TestCase):
         is_target[rows, targets] = True
         union = is_target.copy()
         union[rows, lists[targets].reshape(num_batches, -1)] = True
-        # Targets stay; the others, in random order, as far as there is room.
+        # Targets stay. Others stay in random order, as far as there is room.
         order = np.where(is_target, -1.0, np.where(union, rng.random(union.shape), 2.0))
         rank = order.argsort(axis=1).argsort(axis=1)
         kept = union & (rank < capacity)
         union_size, distinct = (x.sum(axis=1, keepdims=True) for x in (union, is_target))
-        self.assertBetween((union_size > capacity).mean(), 0.8, 0.99)  # most are cut, not all
+        self.assertBetween((union_size > capacity).mean(), 0.8, 0.99)  # most are truncated, not all
 
         q = inclusion(lists, p)
         log_q = log_inclusion_after_overflow(
@@ -117,8 +117,8 @@ class OverflowTest(absltest.TestCase):
             distinct_targets=distinct,
         )
         expected = kept.mean(axis=0)
-        # Standard deviations are up to 0.0035. The rest: the unions that a token is in are the
-        # larger ones, of which a smaller share stays than of all.
+        # Standard deviations are up to 0.0035. The rest is bias: unions with a token are larger
+        # than average, so a smaller share of them stays.
         np.testing.assert_allclose(np.exp(log_q).mean(axis=0), expected, rtol=0, atol=0.015)
         without = np.exp(log_inclusion(q, num_targets))
         self.assertGreater(np.abs(without - expected).max(), 0.2)
@@ -153,12 +153,12 @@ class StalenessTest(parameterized.TestCase):
     @parameterized.parameters((5, 3 / 15), (4, 1 / 12), (2, 0.0), (0, 1.0))
     def test_entries_that_were_not_there(self, num_valid: int, expected: float):
         old = FRESH.copy()
-        old[2], old[4] = [7, 2, 0], [6, 8, 9]  # one of three is missing, and two
+        old[2], old[4] = [7, 2, 0], [6, 8, 9]  # one of three is missing, and two of three
         found = staleness(old, FRESH, num_valid)
         self.assertAlmostEqual(float(found), expected, places=6)
 
     def test_it_is_the_share_of_the_fresh_entries(self):
-        # A list that names one token twice has both entries, or lacks both.
+        # A list with a token twice has both entries or neither.
         old, fresh = np.array([[1, 1]]), np.array([[1, 2]])
         self.assertEqual(staleness(old, fresh, 9), 0.5)
         self.assertEqual(staleness(fresh, old, 9), 0)
@@ -188,7 +188,7 @@ class SameGroupShareTest(absltest.TestCase):
         self.assertEqual(same_group_share(FRESH, np.full(7, -1)), 0)
 
     def test_many_tokens_are_known_by_their_ids(self):
-        # Even tokens list themselves and a token of their group, odd ones, not looked at, others.
+        # Even tokens list themselves and one of their group. Odd ones do not count.
         tokens = np.arange(8192)[:, None]
         lists = np.concatenate([tokens, (tokens + 2 + tokens % 2) % 8192], axis=1)
         self.assertEqual(same_group_share(lists, np.arange(8192) % 2), 1)

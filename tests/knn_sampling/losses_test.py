@@ -17,7 +17,7 @@ from tests.knn_sampling.batches import assert_close, check_unused_positions, wit
 
 W, D, V = 12, 8, 30
 TARGETS = np.random.default_rng(0).integers(0, 20, W).astype(np.int32)
-# One fraction, and two positions that do not count.
+# A fraction, and two weights of zero.
 WEIGHTS = np.array([1, 0, 1, 0.25, 1, 1, 0, 1, 1, 1, 1, 1], np.float32)
 USED = WEIGHTS > 0
 
@@ -30,7 +30,7 @@ def random_inputs() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 @functools.partial(jax.jit, static_argnames="capacity")
 def candidates_of(table, capacity: int) -> Candidates:
-    """V' of all positions, as one group."""
+    """V' of all positions as one group."""
     index = nearest_neighbours(table, k=3, num_valid=V)
     return union_of_neighbours(index, *map(jnp.asarray, (TARGETS[None], WEIGHTS[None])), capacity)
 
@@ -60,7 +60,7 @@ def restricted(candidates, hidden, table, bias, weights=WEIGHTS, unused: float =
 
 
 def evaluate(kind: str, hidden, table, bias, targets=TARGETS, weights=WEIGHTS):
-    """Either loss, by `kind`, over the whole vocabulary or 16 candidates."""
+    """The loss of `kind`, over the whole vocabulary or 16 candidates."""
     if kind == "full":
         return full(hidden, table, bias, targets=targets, weights=weights)
     index = nearest_neighbours(random_inputs()[1], k=3, num_valid=V)
@@ -78,7 +78,7 @@ def eager_losses(kind: str, hidden, table, bias) -> jax.Array:
 
 
 def slow_value_and_gradients(columns: np.ndarray, *inputs):
-    """Softmax over the chosen classes, in float64, with the gradient p - 1 written out."""
+    """Softmax over the chosen classes in float64, with the explicit gradient p - 1."""
     hidden, table, bias = (np.asarray(x, np.float64) for x in inputs)
     exps = np.exp(hidden @ table[columns].T + bias[columns])
     probabilities = exps / exps.sum(axis=1, keepdims=True)
@@ -137,7 +137,7 @@ class EitherLossTest(parameterized.TestCase):
 
     @parameterized.parameters("full", "knn")
     def test_numerical_gradients(self, kind: str):
-        # At the default step of 1e-4 rounding in float32 is all one sees.
+        # With the default step of 1e-4, float32 rounding would dominate.
         check_grads(lambda *x: evaluate(kind, *x)[0], random_inputs(), 1, modes=["rev"], eps=1e-2)
 
     @parameterized.parameters("full", "knn")
@@ -145,10 +145,10 @@ class EitherLossTest(parameterized.TestCase):
         hidden, table, bias = random_inputs()
         exact, _ = evaluate(kind, hidden, table, bias)
         short = hidden.astype(jnp.bfloat16), table.astype(jnp.bfloat16)
-        # Compiled, logits that are rounded to bfloat16 by mistake might be optimised away.
+        # A compiler might remove a mistaken rounding of logits to bfloat16.
         losses = eager_losses(kind, *short, bias)
         self.assertEqual(losses.dtype, jnp.float32)
-        # Products of bfloat16 are exact in float32, so it must not matter which type multiplies.
+        # Products of bfloat16 are exact in float32, so the type of the product must not matter.
         assert_close(losses, evaluate(kind, *(x.astype(np.float32) for x in short), bias)[0])
         # Rounding moves each factor by a relative 2^-8 at most, and so a logit by the bound below;
         # log-sum-exp moves no further than its furthest logit, and the target's logit does too.
@@ -201,7 +201,7 @@ class KNNSoftmaxTest(parameterized.TestCase):
         grads = jax.grad(lambda table: loss(3, V, table).sum())(table)
         touched = np.flatnonzero(np.abs(np.asarray(grads)).sum(1))
         self.assertEqual(touched.tolist(), union)
-        # Targets stay where neighbours do not fit.
+        # Targets stay if neighbours do not fit.
         self.assertTrue(np.isfinite(loss(3, W)).all())
         with self.assertRaisesRegex(ValueError, "capacity is 2, must be at least 12"):
             loss(3, 2)

@@ -1,4 +1,4 @@
-"""The index equals a sort of all scores: on one device and on meshes, in float32 and by proof."""
+"""The index equals a sort of all scores: on one device and meshes, in float32 and with proof."""
 
 import functools
 import math
@@ -18,12 +18,12 @@ from tests.knn_sampling.batches import mesh_of
 
 
 def small_integers(vocab_size: int, width: int, seed: int = 0) -> np.ndarray:
-    """Every product of rows is exact in float32, and many tie."""
+    """Rows with products that are exact in float32, many of them tied."""
     return np.random.default_rng(seed).integers(-2, 3, (vocab_size, width)).astype(np.float32)
 
 
 def sorted_ids(table: np.ndarray, num_valid: int) -> np.ndarray:
-    """All ids below `num_valid` for each row, by (-score, id); NaN last."""
+    """All ids below `num_valid` for each row, sorted by (-score, id), NaN last."""
     tokens = table[:num_valid].astype(np.float64)
     scores = tokens @ tokens.T
     scores[np.isnan(scores)] = -np.inf
@@ -38,7 +38,7 @@ def with_rows(table: np.ndarray, rows, value: float) -> np.ndarray:
 
 
 def two_stage_table(num_valid: int = 701) -> np.ndarray:
-    """720 rows, so many that few neighbours are found in two stages; the best scores tie."""
+    """720 rows, enough for two stages with few neighbours; the best scores tie."""
     return with_rows(small_integers(720, 4, seed=5), slice(num_valid, None), 100.0)
 
 
@@ -50,7 +50,7 @@ def close_tokens(seed: int, spread: int = 4, size: int = 30) -> np.ndarray:
 
 
 def partly_proven() -> np.ndarray:
-    """Clusters of 8, behind which there is a gap for lists of 5, then clusters without any gap."""
+    """Clusters of 8 with a gap for lists of 5, then clusters without a gap."""
     return np.concatenate([close_tokens(5, spread=100, size=8)[:360], close_tokens(6, 1)[:360]])
 
 
@@ -71,10 +71,10 @@ def duplicates() -> np.ndarray:
     return np.random.default_rng(1).permutation(np.repeat(small_integers(8, 16), 3, axis=0))
 
 
-# Scores are 1e-5 apart, so that rounding in float32 swaps none of the best.
+# Scores are 1e-5 apart, so float32 rounding swaps none of the best.
 REAL_NUMBERS = np.random.default_rng(2).normal(size=(200, 32)).astype(np.float32)
 PADDED = with_rows(small_integers(24, 3), slice(21, None), 100.0)
-# Name, table, tokens in it, k, queries at a time.
+# name, table, its tokens, k, queries at a time
 TABLES = (
     ("one_token_at_a_time", small_integers(30, 3), 30, 5, 1),
     ("blocks_that_divide", small_integers(30, 3), 30, 30, 6),
@@ -82,7 +82,7 @@ TABLES = (
     ("a_block_larger_than_the_table", small_integers(30, 3), 30, 5, 64),
     ("two_stages", two_stage_table(), 701, 20, 100),
     ("two_stages_for_the_nearest", two_stage_table(), 701, 1, 720),
-    # 50 tokens are in 2 groups, of which 20 are asked for; and the NaN among them come last.
+    # 50 tokens are in 2 groups; 20 are requested, and the NaN among them come last.
     ("fewer_groups_than_wanted", with_rows(two_stage_table(50), [3, 40], np.nan), 50, 20, 256),
     ("nan_in_every_group", with_rows(two_stage_table(), slice(5, None, 32), np.nan), 701, 20, 100),
     ("fewer_tokens_than_bfloat16_selects", two_stage_table(12), 12, 10, 256),
@@ -138,7 +138,7 @@ class NearestNeighboursTest(parameterized.TestCase):
         for scores in SCORES:
             index = nearest_neighbours(table, k=10, num_valid=60, scores=scores)
             np.testing.assert_array_equal(index, expected)
-        rounded = jnp.dot(table, table.T)  # what scores in bfloat16 would give
+        rounded = jnp.dot(table, table.T)  # the result of bfloat16 scores
         self.assertTrue((jax.lax.top_k(rounded, 10)[1] != expected).any())
 
     @parameterized.parameters((40, 21), (720, 701), (720, 50))
@@ -191,10 +191,10 @@ class NearestNeighboursTest(parameterized.TestCase):
 
     @parameterized.parameters(("float32", 1), ("bfloat16_exact", 3 + 5))
     def test_products_are_not_cut_short(self, scores: str, products: int):
-        # Accelerators round the inputs of a float32 product unless told; a CPU never does.
+        # By default accelerators round the inputs of float32 products; CPUs never do.
         search = functools.partial(nearest_neighbours, k=8, num_valid=701, scores=scores)
         text = str(jax.make_jaxpr(search)(two_stage_table()))
-        # The proof takes five lengths, as products.
+        # The proof uses five lengths, as products.
         self.assertEqual(text.count("dot_general["), products)
         self.assertEqual(text.count("HIGHEST"), 2 * text.count("dot_general["))
 
@@ -327,7 +327,7 @@ class RoundingBoundTest(parameterized.TestCase):
     @parameterized.parameters(2, 30)
     def test_covers_rounding_and_not_much_more(self, width: int):
         rng = np.random.default_rng(width)
-        # Half of the rows lie along a query's rounding error, the worst direction there is.
+        # Half of the rows lie along a query's rounding error, the worst direction.
         queries = rng.normal(size=(20, width)).astype(np.float32)
         errors = queries - bfloat16(queries)
         errors /= np.linalg.norm(errors, axis=1, keepdims=True)
@@ -340,7 +340,7 @@ class RoundingBoundTest(parameterized.TestCase):
 
     @parameterized.parameters(4, 64, 1024)
     def test_covers_the_sums_of_numbers_that_bfloat16_holds(self, width: int):
-        # Added one by one, ones and threes are lost beside 2^24, and cancelled it leaves nothing.
+        # Added one by one, ones and threes are lost beside 2^24, whose cancellation leaves nothing.
         rows = np.ones((2, width), np.float32)
         rows[1] = 3
         rows[:, 0], rows[:, -1] = 2**24, -(2**24)
@@ -349,13 +349,13 @@ class RoundingBoundTest(parameterized.TestCase):
         one_by_one = np.cumsum(rows * query, axis=1, dtype=np.float32)[:, -1]
         errors = np.abs((rows.astype(np.float64) * query).sum(axis=1) - one_by_one)
         self.assertGreater(errors.min(), 0)
-        # Both scores of a comparison can be off by as much.
+        # Both scores of a comparison can have this error.
         (bound,) = np.asarray(bound_of(query, rows))
         self.assertGreater(bound, 2 * errors.max())
 
     @parameterized.parameters(np.nan, np.inf)
     def test_is_infinite_where_numbers_are_not_finite(self, value: float):
-        finite = np.ones((3, 4), np.float32)  # which bfloat16 holds: an error of 0
+        finite = np.ones((3, 4), np.float32)  # exact in bfloat16: an error of 0
         broken = finite.copy()
         broken[1, 2] = value
         np.testing.assert_array_equal(bound_of(finite, broken), [np.inf] * 3)

@@ -1,4 +1,4 @@
-"""NCE and negative sampling against loops over their formulas, and the draws of their classes."""
+"""NCE and negative sampling against loops over their formulas, and draws of their classes."""
 
 import functools
 import math
@@ -21,7 +21,7 @@ from tests.knn_sampling.batches import assert_close, check_unused_positions, wit
 
 W, D, C = 7, 5, 9
 NUM_NEGATIVES = 8
-# One fraction, and two positions that do not count.
+# A fraction, and two weights of zero.
 WEIGHTS = np.array([1, 0, 1, 0.25, 1, 0, 1], np.float32)
 LABELS = np.array([0, 1, 2, 3, 3, 0, 6], np.int32)
 # Slots 1, 3 and 6 are targets only, two were drawn twice or more, the last two are unused.
@@ -51,7 +51,7 @@ def losses_of(
 
 @functools.partial(jax.jit, static_argnames="kind")
 def value_and_gradients(kind, hidden, rows, bias, *more):
-    """Losses [W], and gradients of their sum in hidden states, rows and bias."""
+    """Losses [W], and gradients of their sum for hidden states, rows and bias."""
 
     return with_gradients(lambda *inputs: losses_of(kind, *inputs, *more), hidden, rows, bias)
 
@@ -121,7 +121,7 @@ class LossTest(parameterized.TestCase):
 
     @parameterized.parameters(*KINDS)
     def test_numerical_gradients(self, kind: str):
-        # At the default step of 1e-4 rounding in float32 is all one sees.
+        # With the default step of 1e-4, float32 rounding would dominate.
         check_grads(
             lambda *x: value_and_gradients(kind, *x)[0], random_inputs(), 1, ["rev"], eps=1e-2
         )
@@ -162,10 +162,10 @@ class LossTest(parameterized.TestCase):
     def test_bfloat16_hidden_states_lose_only_what_rounding_loses(self, kind: str):
         hidden, rows, bias = random_inputs()
         short, short_rows = hidden.astype(jnp.bfloat16), rows.astype(jnp.bfloat16)
-        # Eager, since compiled, logits rounded to bfloat16 by mistake might be optimised away.
+        # Eager, since a compiler might remove a mistaken rounding of logits to bfloat16.
         losses = losses_of(kind, short, rows, bias)
         self.assertEqual(losses.dtype, jnp.float32)
-        # The products of rounded factors are exact in float32.
+        # Products of rounded factors are exact in float32.
         rounded = short.astype(np.float32), short_rows.astype(np.float32)
         assert_close(losses, losses_of(kind, *rounded, bias))
         _, gradients = value_and_gradients(kind, short, rows, bias)

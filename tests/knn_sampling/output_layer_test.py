@@ -1,4 +1,4 @@
-"""The six layers against one another, against their parts, and settings that cannot work."""
+"""The six layers against one another and their parts, and invalid settings."""
 
 import dataclasses
 import functools
@@ -117,9 +117,9 @@ class CorrectionTest(parameterized.TestCase):
         batch, index, p = random_batch(), index_of(layer), statistics_of().probabilities
         batch["weights"][:], batch["weights"][:, 0] = 1, 0
         sample = jax.device_get(sample_of(layer, batch, index))
-        # Or else the softmax of target sampling is over classes that are all targets.
+        # Otherwise all classes of target sampling would be targets.
         q = jitted_inclusion(index.neighbours, p) if index else p
-        # What unused slots have does not matter; of a group's positions two do not count.
+        # The content of unused slots does not matter; two positions of a group have weight zero.
         log_q = np.append(log_inclusion(q, WG - 2), np.float32(0))
         used = sample.candidates.ids < V
         expected = -log_q[sample.candidates.ids[used]]
@@ -287,18 +287,18 @@ class BlocksAndBucketsTest(parameterized.TestCase):
         changes = {"k": 170, "capacity": 500, "log_q_correction": True, "num_valid": num_valid}
         changes["num_negatives"] = 0 if kind == "target_sampling" else 10
         batch, statistics = random_batch(num_rows, num_valid), statistics_of(num_rows, num_valid)
-        # A smaller union in one of the groups.
+        # one group has a smaller union
         batch["weights"] *= np.array([[1.0] * M, [1.0] * M, [1.0] + [0.0] * (M - 1), [0.0] * M])
         single = layer_of(kind, **changes)
         index = index_of(single, batch, statistics)
-        if index:  # cut to the k nearest; programs for all are the same
+        if index:  # cut to the k nearest, with one program for all
             nearest = np.where(np.arange(170) < k, index.neighbours, num_rows)
             index = NeighbourIndex(nearest, jitted_inclusion(nearest, statistics.probabilities))
         sample = sample_of(single, batch, index, statistics)
         if bucket:
             capacity, needed = sample.candidates.ids.shape[1], sample.candidates.union_size.max()
             fitting = [size for size in bucket_sizes(capacity, 4) if size >= needed]
-            self.assertEqual((fitting or [capacity])[0], bucket)  # the cases are worth trying
+            self.assertEqual((fitting or [capacity])[0], bucket)  # the cases are nontrivial
         expected = value_and_gradients(single, batch, sample)
 
         mesh = mesh_of(data=2, fsdp=1, model=4)

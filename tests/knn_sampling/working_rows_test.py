@@ -1,4 +1,4 @@
-"""V' and the small table against sets, whatever the batch; then what losses see."""
+"""V' and the small table against sets, for any batch; then the losses on them."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ V = 50
 
 
 def candidate_sets(rng: np.random.Generator, num_groups: int, capacity: int) -> np.ndarray:
-    """[G, C] ascending ids that fill each group in part, V after them."""
+    """Ascending ids [G, C] that fill each group in part, then V."""
     ids = np.full((num_groups, capacity), V, np.int32)
     for group in ids:
         size = rng.integers(0, min(capacity, V) + 1)
@@ -73,7 +73,7 @@ class WorkingRowsTest(parameterized.TestCase):
                 ids = rows.ids
                 self.assertEqual(ids.shape, (num_rows,))
                 used = ids[ids < V]
-                self.assertCountEqual(used.tolist(), expected)  # distinct, and nothing else
+                self.assertCountEqual(used.tolist(), expected)  # distinct ids only
                 self.assertEqual(rows.num_needed, len(expected))
                 self.assertEqual(set(ids[ids >= V].tolist()) - {V}, set())
 
@@ -109,7 +109,7 @@ class WorkingRowsTest(parameterized.TestCase):
             stays = np.isin(candidate_ids, expected)
             np.testing.assert_array_equal(ids[rows.candidates[stays]], candidate_ids[stays])
             np.testing.assert_array_equal(rows.candidates[~stays], capacity)
-        # The cases are worth trying: batches that do not fit, and ones that do.
+        # Nontrivial cases: some batches fit, and some do not.
         self.assertEqual(max(overflows) > 0, capacity < V)
         self.assertEqual(min(overflows) <= 0, num_groups == 1 or capacity == V)
 
@@ -124,7 +124,7 @@ class WorkingRowsTest(parameterized.TestCase):
         )
         with self.assertRaisesRegex(ValueError, message):
             make(candidate_ids, tokens[None], 19, targets=targets[None])
-        # A vocabulary smaller than that is enough.
+        # A smaller vocabulary is enough.
         all_tokens = np.arange(3 * V, dtype=np.int32)[None] % V
         (rows,) = make(candidate_ids, all_tokens, V, targets=targets)
         self.assertEqual(rows.ids.tolist(), [*range(V)])
@@ -142,7 +142,7 @@ TOKENS = np.array([[3, 3], [8, 30]], np.int32)
 
 def by_rows(layer: OutputLayer, batch, sample: Sample, rows: WorkingRows):
     num_rows, candidates = len(rows.ids), rows.candidates
-    # Small tables end in rows of no class, so that one program does for all.
+    # Small tables end in rows without a class, so one program serves all.
     size = max(num_rows, NUM_ROWS)
     ids = np.pad(rows.ids, (0, size - num_rows), constant_values=NUM_ROWS)
     if candidates is not None:
@@ -159,7 +159,7 @@ def by_rows(layer: OutputLayer, batch, sample: Sample, rows: WorkingRows):
 
 
 def without(sample: Sample, stay: list[int], targets: np.ndarray) -> Sample:
-    """The sample with only the candidates that stay in V', found one by one."""
+    """The sample with only the candidates that stay in V', by a loop."""
     ids, labels = np.full_like(sample.candidates.ids, NUM_ROWS), sample.candidates.labels.tolist()
     logit_bias, counts = np.zeros(ids.shape, np.float32), np.zeros(ids.shape, np.float32)
     for group, old in enumerate(sample.candidates.ids.tolist()):
@@ -173,7 +173,7 @@ def without(sample: Sample, stay: list[int], targets: np.ndarray) -> Sample:
     labels = np.array(labels, np.int32)
     candidates = sample.candidates._replace(ids=ids, labels=labels, union_size=union_size)
     counts = None if sample.counts is None else counts
-    # Draws alone look at Q, which stays for programs to be the same.
+    # Only draws use Q, which stays so that programs are equal.
     return Sample(candidates, logit_bias, counts, ids, sample.log_q)
 
 
@@ -238,7 +238,7 @@ SIZE, K, G, W = 40, 5, 3, 8
 
 
 def random_targets(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """An index that often misses the token itself; groups with few or many distinct targets."""
+    """An index that often lacks the token itself; groups with few or many distinct targets."""
     rng = np.random.default_rng(seed)
     neighbours = np.stack([rng.choice(SIZE, K, replace=False) for _ in range(SIZE)]).astype(
         np.int32
@@ -249,9 +249,9 @@ def random_targets(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def slow_union(neighbours, targets, weights, capacity: int) -> tuple[list[int], int]:
-    """The ids of one group that are kept, ascending, and the size of the whole union."""
+    """The kept ids of a group, ascending, and the size of the whole union."""
     used = [int(target) for target, weight in zip(targets, weights, strict=True) if weight > 0]
-    levels = [set(used)]  # targets, then what each rank of the lists adds
+    levels = [set(used)]  # targets, then the additions of each rank of the lists
     for rank in range(K):
         levels.append({int(neighbours[t][rank]) for t in used} - set().union(*levels))
     kept: set[int] = set()
@@ -268,7 +268,7 @@ def union(neighbours, targets, weights, capacity: int) -> Candidates:
 class UnionOfNeighboursTest(parameterized.TestCase):
     @parameterized.parameters(W, W + 1, 13, 20, 26, SIZE)
     def test_equals_sets(self, capacity: int):
-        overflowing = set()  # how many groups of a batch do not fit
+        overflowing = set()  # number of groups that do not fit
         for seed in range(40):
             neighbours, targets, weights = random_targets(seed)
             candidates = union(neighbours, targets, weights, capacity)
@@ -285,7 +285,7 @@ class UnionOfNeighboursTest(parameterized.TestCase):
             overflow = np.maximum(np.array(sizes) - capacity, 0)
             np.testing.assert_array_equal(candidates.overflow(), overflow)
             overflowing.add(int((overflow > 0).sum()))
-        # The cases are worth trying: batches that fit, and ones of which some groups fit.
+        # Nontrivial cases: batches that fit, and batches of which some groups fit.
         self.assertEqual(max(overflowing) > 0, capacity < SIZE)
         if capacity >= 13:
             self.assertIn(0, overflowing)

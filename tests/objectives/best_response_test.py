@@ -1,4 +1,4 @@
-"""Moving averages of the losses of pairs, and the worst distribution against a general solver."""
+"""Moving averages of pair losses, and the worst distribution against a general solver."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from xlm.objectives.settings import RobustSettings
 
 
 def instance(seed: int) -> tuple[np.ndarray, np.ndarray, float]:
-    """Losses, base weights, of which some are 0, and a radius, for 3 to 12 pairs."""
+    """Losses, base weights (some are 0) and a radius, for 3 to 12 pairs."""
     rng = np.random.default_rng(seed)
     size = 3 + seed % 10
     base = rng.dirichlet(np.ones(size))
@@ -31,7 +31,7 @@ def assert_solved(
     weights: np.ndarray, losses: np.ndarray, base: np.ndarray, rho: float,
     lowest: np.ndarray | float, highest: np.ndarray | float,
 ):  # fmt: skip
-    """As good as SLSQP's maximum over ratios p / q between `lowest` and `highest`."""
+    """Check against SLSQP's maximum over ratios p / q between `lowest` and `highest`."""
     inside = base > 0
     q, bounds = base[inside], np.broadcast_arrays(lowest, highest, base)
     value = (losses[inside] - losses[inside].mean()) / np.ptp(losses[inside])
@@ -49,7 +49,7 @@ def assert_solved(
     )
     ratios = weights[inside] / q
     np.testing.assert_allclose(ratios, reference.x, rtol=0, atol=2e-5)
-    # No worse than the solver, by more than its own violation of the constraints.
+    # Worse than the solver by at most its violation of the constraints.
     assert weights @ losses >= q * reference.x @ losses[inside] - 1e-6
     assert (ratios >= bounds[0][inside] - 1e-12).all()
 
@@ -84,7 +84,7 @@ class BestResponseTest(parameterized.TestCase):
         self.assert_same(best_response(losses, base * 7, rho).weights, weights)
         order = np.random.default_rng(seed).permutation(base.size)
         self.assert_same(best_response(losses[order], base[order], rho).weights, weights[order])
-        # A pair split in two halves with the same loss is the same pair.
+        # Splitting a pair into halves with equal losses changes nothing.
         halves = np.append(base, base[0] / 2)
         halves[0] /= 2
         split = best_response(np.append(losses, losses[0]), halves, rho).weights
@@ -139,7 +139,7 @@ class ShrunkTest(parameterized.TestCase):
         exact = shrunk(values, [0.0, 0.0, np.nan, 0.0])
         np.testing.assert_allclose(exact, values)
         few = shrunk(values, [0.1, np.inf, np.nan, 0.1])
-        np.testing.assert_allclose(few[1], (few[0] + few[3]) / 2)  # nothing is known of it
+        np.testing.assert_allclose(few[1], (few[0] + few[3]) / 2)  # has no losses yet
         self.assertTrue(np.isnan(few[2]))
         noise = shrunk(values, [9.0, 9.0, np.nan, 9.0])
         np.testing.assert_allclose(noise[[0, 1, 3]], 3.0)
@@ -153,7 +153,7 @@ N, B, RATE = 5, 16, 0.3
 
 
 def batches(number: int) -> list[tuple[np.ndarray, ...]]:
-    """Losses, weights and pairs of batches; pair 3 is rare, and pair 4 never there."""
+    """Losses, weights and pairs of batches; pair 3 is rare, and pair 4 absent."""
     rng = np.random.default_rng(0)
     of_pair = [0.4, 0.3, 0.28, 0.02, 0.0]
     return [

@@ -1,4 +1,4 @@
-"""Contrasts against plain loops: of two languages, and of sentence vectors in parts, on devices."""
+"""Contrasts against plain loops: of two languages, and of sentence vectors by parts, on devices."""
 
 import functools
 import math
@@ -58,7 +58,7 @@ class ContrastiveLossTest(parameterized.TestCase):
     @parameterized.parameters(1.0, 0.2, 0.05)
     def test_plain_loops_say_the_same(self, temperature):
         one, two = random_vectors(0), random_vectors(1)
-        two[:2] += 4 * one[:2]  # two pairs that find each other
+        two[:2] += 4 * one[:2]  # two pairs that match each other
         losses, accuracies = jax.device_get(contrast(one, two, temperature))
         expected = both_ways(one.astype(np.float64), two.astype(np.float64), temperature)
         # A small loss is a difference of scores of up to 1 / temperature.
@@ -88,7 +88,7 @@ class SentenceContrastTest(absltest.TestCase):
         objective = SentenceContrast(factories.masked_lm(full), CONTRAST)
         params, key = factories.random_params(objective), jax.random.key(7)
         tokens = packed_tokens()
-        tokens[0, 9:] = [EOS] + [PAD] * 6  # fewer masked tokens, and its pair weighs the same
+        tokens[0, 9:] = [EOS] + [PAD] * 6  # fewer masked tokens, but equal weight of its pair
         segments, positions = packed_segments(tokens, bos=BOS, pad=PAD, across_documents=False)
         pairs = {"tokens": tokens, "segments": segments, "positions": positions}
 
@@ -116,7 +116,7 @@ class SentenceContrastTest(absltest.TestCase):
 
     @staticmethod
     def alone(params, sentences: np.ndarray) -> np.ndarray:
-        """Mean state of each sentence's text, of a batch of those sentences and nothing else."""
+        """Mean state of each sentence's text, from a batch of only those sentences."""
         encoder = factories.masked_lm().encoder
         encode = functools.partial(encoder.apply, deterministic=True, method="encode")
         is_text = ~np.isin(sentences, SPECIAL)
@@ -156,7 +156,7 @@ def slowly(vectors, ids, temperature: float, margin: float, sizes) -> tuple[list
 
 
 def arrays(batch: int = B) -> dict[str, np.ndarray]:
-    """Examples of which the seventh is the first one again, and so on."""
+    """Examples whose text ids repeat after six."""
     rng = np.random.default_rng(0)
     sizes, index = rng.integers(3, L + 1, (batch, S, 1)), np.arange(L, dtype=np.int32)
     tokens = np.where(index < sizes, rng.integers(5, 30, (batch, S, L)), factories.PAD)
@@ -180,7 +180,7 @@ def params():
 
 
 def gradients(one: SentenceEmbedding, key: jax.Array, mesh=None):
-    """Loss and gradients of the whole batch, on a mesh if there is one."""
+    """Loss and gradients of the whole batch, on the mesh if given."""
 
     def loss(values, batch):
         total, weight = one.loss(values, {}, Batch(batch, "examples"), key)[0]["loss"]
@@ -221,7 +221,7 @@ class PartsTest(parameterized.TestCase):
         key, parts, one = jax.random.key(3), 4, objective(1)
 
         def at_once(values, batch):
-            """All states in memory, with the dropout of the parts."""
+            """Loss with all states in memory, with the dropout of the parts."""
             texts = {name: x for name, x in batch.items() if np.ndim(x) == 3}
             keys = enumerate(jax.random.split(key, parts))
             part = lambda i: {name: x[i::parts] for name, x in texts.items()}  # noqa: E731

@@ -1,4 +1,4 @@
-"""VECO's objective: against each side alone, where gradients go, and what may not matter."""
+"""VECO's objective: against single sides, paths of gradients, and invariances."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ from xlm.objectives.settings import VecoSettings
 SETTINGS = VecoSettings(is_weight=0.5, cs_weight=2.0, tlm_weight=3.0, context="causal", flip=True)
 KEY = jax.random.key(1)
 NUM_VALID, L = 60, 16
-# Of these rows a batch touches a part.
+# A batch touches some of these rows.
 ENCODER = factories.encoder_settings(
     vocab_size=160, num_layers=1, dropout_rate=0.0, position="gated", cross_attention=True
 )
@@ -41,7 +41,7 @@ def cross_mlm(
     kind: str, layer: str = "full", restart: bool = False, encoder: EncoderSettings = ENCODER,
     changes: tuple[tuple[str, object], ...] = (), **settings,
 ) -> CrossMLM:  # fmt: skip
-    """Of a kind of batch, with changes of its masked LM and its settings."""
+    """Objective for a kind of batch, with changes of its masked LM and its settings."""
     masked_lm = factories.masked_lm(
         factories.output_layer_settings(kind=layer, k=2, capacity=40, num_negatives=10),
         encoder,
@@ -55,7 +55,7 @@ def cross_mlm(
 
 
 def tokens() -> np.ndarray:
-    """[4, L] sequences of two documents each, the second one longer than half in the first."""
+    """Sequences [4, L] of two documents; in the first the second is longer than half."""
     found = np.random.default_rng(0).integers(5, NUM_VALID, (4, L)).astype(np.int32)
     for row, (first, end) in zip(found, ((6, 16), (11, 14), (3, 12), (8, 16)), strict=True):
         row[[0, first]], row[[first - 1, end - 1]], row[end:] = BOS, EOS, PAD
@@ -83,7 +83,7 @@ def _planned(objective: CrossMLM, batch: Batch) -> Plan:
 
 @functools.cache
 def planned(kind: str, across: bool = False) -> Plan:
-    """Plan of the batch for the full softmax, which settings do not change."""
+    """Plan of the batch for the full softmax, the same for all settings."""
     objective = cross_mlm(kind, changes=(("across_documents", across),))
     return jax.device_get(_planned(objective, batch(kind)))
 
@@ -119,9 +119,9 @@ def _apply(parameters, inputs, layout, context, method, **is_causal):
 
 
 def apply(method: str, inputs: np.ndarray, *context: Context, across: bool, **is_causal):
-    """States [1, L, D] of a sequence alone, filled up to one length for all.
+    """States [1, L, D] of a single sequence, padded to a common length.
 
-    What it is filled up with is a segment of its own.
+    Padding is a segment of its own.
     """
     size = len(inputs)
     inputs = np.pad(inputs, (0, L - size), constant_values=PAD)[None]
@@ -145,7 +145,7 @@ def _hidden(parameters, states):
 
 
 def log_likelihood(states: jax.Array, targets: dict[int, int]) -> float:
-    """Of tokens by their position, given states [1, L, D]."""
+    """Losses of tokens by position, given states [1, L, D]."""
     if not targets:
         return 0.0
     hidden, table, bias = (np.asarray(x, np.float64) for x in _hidden(params(), states))
@@ -223,7 +223,7 @@ class ReferenceTest(parameterized.TestCase):
         alone = of_plan(cross_mlm(kind, is_weight=1.0, cs_weight=0.0, tlm_weight=0.0), plan)
         self.assertEqual(alone["loss"], alone["is_loss"])
         self.assertNoCommonElements(alone, ("cs_loss", "tlm_loss"))
-        # The side that is predicted is a metric: targets of the other side add nothing to it.
+        # The metric is of the predicted side: targets of the other side add nothing.
         sides = np.take_along_axis(plan.sides, masked.positions, axis=1)
         for side, letter in ((1, "x"), (2, "y")):
             alone = of_plan(cross_mlm(kind), with_targets(plan, sides == side))
@@ -240,7 +240,7 @@ class DependenceTest(parameterized.TestCase):
         @jax.jit
         @functools.partial(jax.value_and_grad, argnums=(0, 1))
         def gradients(parameters, moved):
-            """Of states that are moved, which is what a gradient into them would tell."""
+            """Loss with moved states: a gradient into them would change it."""
             states = one.states(parameters, {}, plan.masked_lm, None) + moved
             with mock.patch.object(type(one), "states", return_value=states):
                 return objective.loss(parameters, {}, plan, None)[0]["loss"][0]
@@ -283,11 +283,11 @@ class DependenceTest(parameterized.TestCase):
 
 @functools.partial(jax.jit, static_argnums=0)
 def differentiated(objectives: tuple[CrossMLM, ...], parameters, batch: Batch):
-    """Gradients and metrics of a step of each objective, and the rows that it touches."""
+    """Gradients, metrics and touched rows of a step of each objective."""
 
     def of_step(objective: CrossMLM):
-        extra = factories.first_extra(objective, parameters)
-        plan, touched = objective.plan(extra, batch, KEY, jnp.int32(0))
+        aux_state = factories.first_aux_state(objective, parameters)
+        plan, touched = objective.plan(aux_state, batch, KEY, jnp.int32(0))
 
         def total(parameters):
             found, _ = objective.loss(parameters, gathered_rows(parameters, touched), plan, KEY)
@@ -301,7 +301,7 @@ def differentiated(objectives: tuple[CrossMLM, ...], parameters, batch: Batch):
 class EngineTest(parameterized.TestCase):
     @parameterized.parameters((PACKED, "knn"), (SEPARATE_PAIRS, "knn"), (PACKED, "nce"))
     def test_touched_rows_stand_for_the_table(self, kind, layer):
-        """No layers: rows are read in the embeddings of all passes and behind the head."""
+        """No layers: only the embeddings of all passes and the head read rows."""
         objective = cross_mlm(kind, layer, encoder=NO_LAYERS)
         whole = dataclasses.replace(objective.masked_lm, row_capacity=1000)
         reads_all = dataclasses.replace(objective, masked_lm=whole)

@@ -1,4 +1,4 @@
-"""Plans cut into shards of examples: their losses, gradients and metrics are those of the whole."""
+"""Plans cut into shards of examples: equal losses, gradients and metrics in total."""
 
 import functools
 import math
@@ -24,7 +24,7 @@ from xlm.training.settings import MeshSettings
 from xlm.training.sharding import make_abstract_mesh
 
 B = 4
-# Of one group or two the rows that are touched are gathered, of four the table is read.
+# One or two groups gather touched rows, four read the table.
 SETTINGS = factories.encoder_settings(vocab_size=136, num_layers=0)
 KEY = jax.random.key(3)
 
@@ -38,7 +38,7 @@ def masked_lm(kind: str = "knn", group_size: int = 0) -> MaskedLM:
 
 
 def arrays() -> dict[str, jax.Array]:
-    """Sequences of different numbers of targets, in two languages."""
+    """Sequences with different numbers of targets, in two languages."""
     tokens = factories.packed_tokens()
     tokens[1, 3:] = factories.PAD
     segments = np.ones_like(tokens)
@@ -49,7 +49,7 @@ def arrays() -> dict[str, jax.Array]:
 
 
 def shard(plan, axes, number, num_shards: int):
-    """The arrays of a shard of a plan; of arrays that are traced, so may its number be."""
+    """The arrays of a shard of a plan; its number may be traced if arrays are."""
 
     def cut(axis, arrays):
         if axis is None:
@@ -74,9 +74,9 @@ def of_plan(objective: Objective, params, plan, touched):
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def whole_and_shards(objective: Objective, batch: Batch, params, num_shards: int):
-    """What `of_plan` finds for a batch, and the sums of what it finds for its shards."""
-    extra = factories.first_extra(objective, params)
-    plan, touched = objective.plan(extra, batch, KEY, jnp.int32(3))
+    """Results of `of_plan` for a batch, and their sums over its shards."""
+    aux_state = factories.first_aux_state(objective, params)
+    plan, touched = objective.plan(aux_state, batch, KEY, jnp.int32(3))
     axes = objective.example_axes(plan, num_shards)
 
     def of_shard(number: jax.Array):
@@ -89,7 +89,7 @@ def whole_and_shards(objective: Objective, batch: Batch, params, num_shards: int
 class ShardsTest(parameterized.TestCase):
     def shapes(self, objective: Objective, kind: str):
         arguments = Batch(arrays(), kind), KEY, jnp.int32(3)
-        return jax.eval_shape(lambda: objective.plan(objective.init_extra(), *arguments))[0]
+        return jax.eval_shape(lambda: objective.plan(objective.init_aux_state(), *arguments))[0]
 
     def check(self, objective: Objective, batch: Batch, params, num_shards: int = 2):
         (expected_grads, (expected, expected_observed)), (grads, (metrics, observed)) = (
@@ -109,7 +109,7 @@ class ShardsTest(parameterized.TestCase):
     )
     def test_masked_lm(self, kind, group_size, of_batch=PACKED):
         objective, batch = masked_lm(kind, group_size), arrays()
-        if of_batch == JOINT:  # tasks of shards differ
+        if of_batch == JOINT:  # shards have different tasks
             batch["task"] = jnp.array([0, 1, 1, 1])
         self.check(objective, Batch(batch, of_batch), factories.random_params(objective))
 
@@ -123,7 +123,7 @@ class ShardsTest(parameterized.TestCase):
         (PACKED, "full", "disentangled"), (PAIRS, "knn", "separate"), (JOINT, "knn", "separate")
     )
     def test_replaced_tokens(self, kind, layer, embeddings):
-        # The likeliest replacements: a sample would depend on the places of its shard.
+        # The likeliest replacements, since samples depend on the places of a shard.
         objective = factories.replaced_token(
             factories.output_layer_settings(kind=layer, k=2, capacity=32), SETTINGS,
             temperature=0.0, embeddings=embeddings, num_pairs=0 if kind == PACKED else 3,
@@ -141,7 +141,7 @@ class ShardsTest(parameterized.TestCase):
 
     @parameterized.parameters(*cross_mlm_test.KINDS)
     def test_cross_mlm(self, kind):
-        """The plans are alike; layers, which look at segments, are those of pairs alone."""
+        """Both plans are alike; only those of pairs have layers, which use segments."""
         encoder = cross_mlm_test.NO_LAYERS if kind == PACKED else cross_mlm_test.ENCODER
         objective = cross_mlm_test.cross_mlm(kind, "knn", encoder=encoder)
         self.check(objective, cross_mlm_test.batch(kind), cross_mlm_test.params(encoder))

@@ -1,4 +1,4 @@
-"""Losses of each kind of task against numpy, and what they must not depend on."""
+"""Losses of each kind of task against numpy, and their invariances."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ from xlm.objectives.settings import LoraSettings
 from xlm.training.accumulation import Accumulation
 
 B, L, VOCAB, LABELS = 4, 6, 20, 3
-# No layers: it compiles sooner, and tests/evaluation/tasks_test.py has some.
+# Without layers it compiles sooner; tests/evaluation/tasks_test.py has layers.
 SETTINGS = factories.encoder_settings(
     vocab_size=VOCAB, hidden_size=8, num_layers=0, norm_position="post", dropout_rate=0.3
 )
@@ -56,7 +56,7 @@ def outputs_and_loss(kind: str, arrays: dict[str, np.ndarray], key: jax.Array | 
 
 
 def of_kind(kind: str, length: int = L) -> dict[str, np.ndarray]:
-    """Rows of all kinds at once; the last row has weight 0, the third is short."""
+    """Rows for all kinds of tasks; the last row has weight 0, the third is short."""
     rng = np.random.default_rng(1)
     ends, index = np.array([[L], [L], [4], [L]]), np.arange(length)
     is_text = index < ends
@@ -149,7 +149,7 @@ class CrossPairTest(parameterized.TestCase):
         one = CrossPairFineTuning(Encoder(self.SETTINGS), head, fine_tuning.classification_loss)
         found = factories.random_params(one, 0.5)
         self.assertEqual(found["task"]["dense"]["kernel"].shape, (16, 16))
-        rng, lengths = np.random.default_rng(0), ((3, 4), (4, 3))  # few different ones
+        rng, lengths = np.random.default_rng(0), ((3, 4), (4, 3))  # few distinct tokens
         texts = [[rng.integers(5, VOCAB, (1, size)) for size in row] for row in lengths]
         batch = {name: np.zeros((2, 8), np.int32) for name in ("tokens", "segments", "positions")}
         for row, pair in enumerate(texts):
@@ -205,7 +205,7 @@ class CrossPairTest(parameterized.TestCase):
         self.assertGreater(np.abs(table[distinct]).min(axis=1).max(), 1e-4)
         np.testing.assert_array_equal(touched[TABLE][: len(distinct)], distinct)
         np.testing.assert_array_equal(touched[TABLE][len(distinct) :], VOCAB)
-        # A batch of more tokens than there are reads the table.
+        # A batch with more tokens than table rows reads the table.
         given = Batch(of_kind(kind), kind)
         plan, touched = by_rows.plan({}, given, jax.random.key(0), jnp.int32(0))
         self.assertIs(plan, given)
@@ -219,7 +219,7 @@ class ClassWeightsTest(parameterized.TestCase):
         losses = np.log(np.exp(outputs).sum(axis=1)) - outputs[range(4), labels]
         by_class = (2.0, 5.0, 0.5)
         batch = {"labels": labels, "weights": rows}
-        # The same rows as words of one sentence; -1 is no word.
+        # The same rows as words of a sentence; -1 is no word.
         words = {"tags": np.array([[0, 2, 2, -1]]), "weights": np.ones(1, np.float32)}
 
         @jax.jit
@@ -250,7 +250,7 @@ class ClassWeightsTest(parameterized.TestCase):
 
     @parameterized.parameters(1, 2)
     def test_a_step_depends_on_their_ratios_alone(self, num_parts):
-        """Also where they are so small that those of a batch sum to less than 1."""
+        """Also for small weights, with a sum below 1."""
         norms = []
         for scale in (1.0, 1e-3):
             weights = (2 * scale, 5 * scale, scale)

@@ -1,4 +1,4 @@
-"""Masked language modelling: sampled against exact, against numpy, and what it does not see."""
+"""Masked language modelling: sampled against exact, against numpy, and invariances."""
 
 import dataclasses
 import functools
@@ -42,9 +42,9 @@ def params():
 @functools.partial(jax.jit, static_argnums=0)
 def _all_differentiated(objectives: tuple[MaskedLM, ...], params, tokens, step):
     def of_step(objective: MaskedLM):
-        extra, key = factories.first_extra(objective, params), jax.random.key(7)
+        aux_state, key = factories.first_aux_state(objective, params), jax.random.key(7)
         batch = Batch({"tokens": tokens}, PACKED)
-        plan, touched = objective.plan(extra, batch, key, jnp.int32(step))
+        plan, touched = objective.plan(aux_state, batch, key, jnp.int32(step))
 
         def loss(params):
             found, _ = objective.loss(params, gathered_rows(params, touched), plan, key)
@@ -57,14 +57,14 @@ def _all_differentiated(objectives: tuple[MaskedLM, ...], params, tokens, step):
 
 
 def differentiated(objective: MaskedLM, params, tokens, step: int = 0):
-    """Metrics of a batch, gradients of its summed loss, and the touched rows; dropout on."""
+    """Metrics of a batch, gradients of its summed loss, and touched rows, with dropout."""
     return jax.device_get(_all_differentiated((objective,), params, tokens, step))[0]
 
 
 def planned(objective: MaskedLM, tokens, step: int = 0):
     batch = Batch({"tokens": jnp.asarray(tokens)}, PACKED)
     arguments = batch, jax.random.key(7), jnp.int32(step)
-    return jax.eval_shape(lambda: objective.plan(objective.init_extra(), *arguments))
+    return jax.eval_shape(lambda: objective.plan(objective.init_aux_state(), *arguments))
 
 
 class OutputLayersTest(parameterized.TestCase):
@@ -99,7 +99,7 @@ class OutputLayersTest(parameterized.TestCase):
             jax.tree.map(lambda x: np.testing.assert_array_equal(x, 0), gradients)
 
     def test_a_refresh_looks_at_the_output_embeddings(self):
-        """The neighbours are shared; each objective of a model has inclusion of its own."""
+        """Objectives of a model share neighbours; each has its own inclusion."""
         layer = factories.output_layer_settings(k=4, log_q_correction=True)
         even = factories.token_statistics(VOCAB, PADDED)._replace(
             probabilities=jnp.where(jnp.arange(PADDED) % 2 == 0, 1 / 15, 0.0)
@@ -107,12 +107,12 @@ class OutputLayersTest(parameterized.TestCase):
         mlm = factories.masked_lm(layer)
         tlm = factories.masked_lm(layer, name="tlm", statistics=even)
         self.assertEqual(tlm.due(0), (NEIGHBOURS, "inclusion_tlm"))
-        given = {"other": np.ones(3, np.float32), **mlm.init_extra(), **tlm.init_extra()}
+        given = {"other": np.ones(3, np.float32), **mlm.init_aux_state(), **tlm.init_aux_state()}
 
         @jax.jit
         def refreshed(params, given):
-            extra, report = mlm.refresh(params, given, mlm.due(0), jnp.int32(0))
-            found, nothing = tlm.refresh(params, extra, ("inclusion_tlm",), jnp.int32(0))
+            aux_state, report = mlm.refresh(params, given, mlm.due(0), jnp.int32(0))
+            found, nothing = tlm.refresh(params, aux_state, ("inclusion_tlm",), jnp.int32(0))
             self.assertEmpty(nothing)
             one, (table, _) = mlm.output_layer, output_table(params)
             neighbours, values = one.refresh(given[NEIGHBOURS], table, mlm.statistics)
@@ -136,10 +136,10 @@ class OutputLayersTest(parameterized.TestCase):
         batch = Batch({"tokens": jnp.asarray(packed_tokens())}, PACKED)
 
         def found(objective, step):
-            extra, names = objective.init_extra(), objective.due(0)
+            aux_state, names = objective.init_aux_state(), objective.due(0)
             if names:
-                return objective.refresh(params(), extra, names, step)[0]
-            return objective.plan(extra, batch, jax.random.key(7), step)[0].sample
+                return objective.refresh(params(), aux_state, names, step)[0]
+            return objective.plan(aux_state, batch, jax.random.key(7), step)[0].sample
 
         phases = factories.masked_lm(layer, later_statistics=((3, later),))
         alone = [factories.masked_lm(layer), factories.masked_lm(layer, statistics=later)]
@@ -169,7 +169,7 @@ class ScheduleTest(parameterized.TestCase):
     @parameterized.parameters(("full", ()), ("blockwise", ()), ("knn", (0, 3, 6)), ("nce", ()))
     def test_only_knn_has_an_index_which_is_due_now_and_then(self, kind, due):
         objective = objective_with(factories.output_layer_settings(kind=kind, refresh_every=3))
-        self.assertEqual(tuple(objective.init_extra()), (NEIGHBOURS,) if due else ())
+        self.assertEqual(tuple(objective.init_aux_state()), (NEIGHBOURS,) if due else ())
         found = [step for step in range(9) if objective.due(step)]
         self.assertEqual(tuple(found), due)
         self.assertEqual(objective.due(0), (NEIGHBOURS,) if due else ())
@@ -188,7 +188,7 @@ class ScheduleTest(parameterized.TestCase):
         self.assertEqual([one is objective for one in phases], [True] * 6 + [False] * 4)
         self.assertEqual(set(phases[6:]), {objective.exact})
         self.assertIs(objective_with().at_step(10**9), objective_with())
-        # The exact phase is the last one: it has none after it.
+        # The exact phase is the last.
         self.assertIs(objective.exact.at_step(9), objective.exact)
 
     def test_the_mask_rate_is_that_of_the_step(self):
@@ -202,7 +202,7 @@ class ScheduleTest(parameterized.TestCase):
         self.assertNotIn("mask_rate", constant)
 
     def test_masks_dropout_and_samples_have_random_keys_of_their_own(self):
-        """Equal keys would make, say, what is dropped depend on what is masked."""
+        """Equal keys would, for example, make dropout depend on masks."""
         objective = objective_with(factories.output_layer_settings(kind="nce", num_negatives=5))
         layer, found = type(objective.output_layer), {}
 
@@ -241,7 +241,7 @@ class ScheduleTest(parameterized.TestCase):
             plan, _ = objective.plan({}, batch, jax.random.key(7), jnp.int32(0))
             return objective.loss(params(), {}, plan, jax.random.key(7))[0]
 
-        rows = jax.device_get(losses(jnp.arange(B)))  # each a language
+        rows = jax.device_get(losses(jnp.arange(B)))  # one language each
         found = jax.device_get(losses(jnp.array([0, 2, 0, 2])))
         for name, of in (("aa", ("aa", "cc")), ("cc", ("bb", "dd")), ("bb", ())):
             expected = np.sum([rows[f"loss/{one}"] for one in of] or [[0, 0]], axis=0)
@@ -258,16 +258,16 @@ CAPACITIES = (0, 400, 512)
 
 @functools.cache
 def large_objective(layer: OutputLayerSettings = SAMPLED) -> MaskedLM:
-    """Of a vocabulary of which a batch touches few rows.
+    """Objective with a vocabulary of which a batch touches few rows.
 
-    No layers: what is tested with it is in the embeddings and behind the head.
+    It has no layers, since it tests the embeddings and the head.
     """
     encoder = factories.encoder_settings(vocab_size=512, num_layers=0)
     return factories.masked_lm(layer, encoder, num_valid=LARGE)
 
 
 def large(layer: OutputLayerSettings, tokens):
-    """What `differentiated` finds by the row capacity; of 512 the table is read."""
+    """Results of `differentiated` by row capacity; with 512 the table is read."""
     objectives = tuple(
         large_objective(dataclasses.replace(layer, row_capacity=x)) for x in CAPACITIES
     )
@@ -398,5 +398,6 @@ class OnMaskedLMTest(parameterized.TestCase):
         if tlm := getattr(phases[2], "translation_lm", None):
             self.assertIs(tlm.output_layer, one.exact_layer)
         params = factories.random_params(objective)
-        first = jax.jit(lambda params: [factories.first_extra(x, params) for x in (objective, one)])
+        first_of = factories.first_aux_state
+        first = jax.jit(lambda params: [first_of(x, params) for x in (objective, one)])
         jax.tree.map(np.testing.assert_array_equal, *first(params))

@@ -1,4 +1,4 @@
-"""Properties of masking for every sequence, in the mean, and as a function of its key."""
+"""Properties of masking: per sequence, in the mean, and as a function of the key."""
 
 import functools
 
@@ -14,12 +14,12 @@ BOS, PAD, EOS, UNK, MASK = range(5)
 SPECIAL = (BOS, PAD, EOS, MASK)
 VOCAB = 50
 BERT = MaskSettings(rate=0.15, mask_share=0.8, random_share=0.1)
-# A share that is off by four standard deviations is wrong.
+# Shares may be off by four standard deviations.
 DEVIATIONS = 4.0
 
 
 def rows_with_text(counts: list[int], length: int, seed: int = 0) -> np.ndarray:
-    """Rows with so many text tokens at random places, specials everywhere else: [B, L]."""
+    """Rows [B, L] with given numbers of text tokens at random places, else special tokens."""
     rng = np.random.default_rng(seed)
     rows = rng.choice(SPECIAL, (len(counts), length))
     for row, count in zip(rows, counts, strict=True):
@@ -37,7 +37,7 @@ mask = functools.partial(jax.jit, static_argnames="settings")(mask_eagerly)
 
 
 class EveryRowTest(parameterized.TestCase):
-    """Rows of length 40 with no text, some, and nothing but text."""
+    """Rows of length 40 with no, some and only text."""
 
     @classmethod
     def setUpClass(cls):
@@ -82,7 +82,7 @@ class EveryRowTest(parameterized.TestCase):
 
 
 class SharesTest(parameterized.TestCase):
-    """A batch of pure text, with some five thousand masked tokens."""
+    """A batch of text only, with some five thousand masked tokens."""
 
     @classmethod
     def setUpClass(cls):
@@ -90,7 +90,7 @@ class SharesTest(parameterized.TestCase):
         cls.tokens = rows_with_text([256] * 128, length=256)
 
     def counts(self, settings: MaskSettings, seed: int) -> tuple[int, int, np.ndarray]:
-        """Masked tokens, those replaced by `<mask>`, and what other pieces were put in."""
+        """Masked tokens, tokens replaced by `<mask>`, and other replacements."""
         masked = jax.tree.map(np.asarray, mask(jax.random.key(seed), self.tokens, settings))
         there = np.take_along_axis(masked.inputs, masked.positions, axis=1)[masked.weights > 0]
         target = masked.targets[masked.weights > 0]
@@ -106,7 +106,7 @@ class SharesTest(parameterized.TestCase):
         total, by_mask, pieces = self.counts(settings, 0)
         self.assertEqual(total, 128 * 38)
         self.assert_share(by_mask, total, mask_share)
-        # A random piece changes nothing if it is a special one or the one that stood there.
+        # Special pieces and the original piece change nothing.
         self.assert_share(len(pieces), total, random_share * (1 - (len(SPECIAL) + 1) / VOCAB))
 
     def test_all_pieces_are_put_in_alike(self):
@@ -116,7 +116,7 @@ class SharesTest(parameterized.TestCase):
         counts = np.bincount(pieces, minlength=VOCAB)
         self.assertEqual(counts[list(SPECIAL)].sum(), 0)
         for piece in text:
-            # Each drawn with probability 1 / VOCAB, and seen unless it stood there.
+            # Each is drawn with probability 1 / VOCAB, and visible unless it is the original.
             self.assert_share(counts[piece], total, (1 - 1 / len(text)) / VOCAB)
 
     def test_all_text_is_chosen_alike(self):
@@ -131,7 +131,7 @@ class SharesTest(parameterized.TestCase):
 
 
 def slow_spans(key: jax.Array, row: np.ndarray, settings: MaskSettings) -> set[int]:
-    """The places masked of one row: its spans in the order of their random numbers."""
+    """The masked places of a row: spans in the order of their random numbers."""
     where = jax.random.split(key, 3)[0]
     ranks = np.asarray(jax.random.uniform(where, (1, len(row))))[0]
     coin = jax.random.bernoulli(jax.random.fold_in(where, 1), 1 / settings.span, (1, len(row)))[0]
@@ -151,7 +151,7 @@ def slow_spans(key: jax.Array, row: np.ndarray, settings: MaskSettings) -> set[i
 
 
 class SpansTest(parameterized.TestCase):
-    """A row of half text, one of text alone, and one of each pair of sentences."""
+    """Rows of half text, of only text, and of pairs of sentences."""
 
     @parameterized.parameters((0.15, 3.0), (0.4, 5.0), (0.3, 1.5))
     def test_against_loops_over_spans(self, rate, span):

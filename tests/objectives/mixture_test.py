@@ -1,4 +1,4 @@
-"""Several objectives in one: each batch goes to its term, and what is shared stays one."""
+"""Mixtures: each batch goes to its term, and shared parts stay shared."""
 
 import dataclasses
 import functools
@@ -17,10 +17,10 @@ from xlm.training.step import TrainFunctions
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Toward(Objective):
-    """Brings a vector to a target."""
+    """Moves a vector towards a target."""
 
     target: float
-    parts: tuple[str, ...] = ()  # of the extra state, which a refresh counts
+    parts: tuple[str, ...] = ()  # of the auxiliary state, changed by a refresh
     every: int = 1
     last_from: int = 0  # step from which the target is zero; 0 for never
     tables: tuple[str, ...] = ()
@@ -28,26 +28,27 @@ class Toward(Objective):
     def init(self, key):
         return {"vector": jnp.full(3, 1.0)}
 
-    def plan(self, extra, batch, key, step):
-        return (batch["weights"], extra.get("seen", jnp.float32(0))), {}
+    def plan(self, aux_state, batch, key, step):
+        return (batch["weights"], aux_state.get("seen", jnp.float32(0))), {}
 
     def loss(self, params, rows, plan, key):
         weights, seen = plan
         total = ((params["vector"] - self.target) ** 2).sum() * weights.sum()
         return {"loss": (total, weights.sum()), "seen": (seen, 1.0)}, weights.sum()
 
-    def learn(self, extra, observed):
-        return {**extra, "seen": extra["seen"] + observed} if "seen" in extra else extra
+    def learn(self, aux_state, observed):
+        return {name: old + observed * (name == "seen") for name, old in aux_state.items()}
 
-    def init_extra(self):
+    def init_aux_state(self):
         return {name: jnp.float32(0) for name in self.parts}
 
     def due(self, step):
         return self.parts if step % self.every == 0 else ()
 
-    def refresh(self, params, extra, names, step):
-        renewed = {name: extra[name] + self.target for name in names}
-        return {**extra, **renewed}, {f"{name}_renewed": (v, 1.0) for name, v in renewed.items()}
+    def refresh(self, params, aux_state, names, step):
+        renewed = {name: aux_state[name] + self.target for name in names}
+        report = {f"{name}_renewed": (value, 1.0) for name, value in renewed.items()}
+        return {**aux_state, **renewed}, report
 
     @functools.cached_property
     def _last(self) -> "Toward":
@@ -67,7 +68,7 @@ def step_on(functions: TrainFunctions, kind: str, step: int = 0):
 
 
 def mixture(a: float = 1.0) -> Mixture:
-    """Terms "a" toward 3, of a weight, and "b" toward -1."""
+    """Terms "a" towards 3, with a weight, and "b" towards -1."""
     return Mixture({"a": Term(Toward(3.0), "of_a", a), "b": Term(Toward(-1.0), "of_b")})
 
 
@@ -79,7 +80,7 @@ class TermsTest(parameterized.TestCase):
         state, found = step_on(factories.train_functions(whole), kind)
         expected_state, expected = step_on(factories.train_functions(alone), kind)
         jax.tree.map(np.testing.assert_array_equal, state.params, expected_state.params)
-        # Its loss has a name of its own; else the metrics are those of the term.
+        # Its loss has its own name; other metrics are those of the term.
         name = f"of_{kind}_loss"
         jax.tree.map(np.testing.assert_array_equal, found, {**expected, name: expected["loss"]})
 
@@ -112,25 +113,25 @@ class MeansTest(absltest.TestCase):
         self.assertTrue(math.isnan(found["none"]))
 
 
-class ExtraTest(absltest.TestCase):
+class AuxStateTest(absltest.TestCase):
     def setUp(self):
         super().setUp()
-        # Both know "index" and "seen"; "other" is the second's.
+        # Both have "index" and "seen"; only the second has "other".
         first = Toward(3.0, ("index", "seen"), every=2)
         second = Toward(-1.0, ("index", "other", "seen"), every=3)
         self.mixture = Mixture({"a": Term(first, "a"), "b": Term(second, "b")})
 
     def test_a_shared_part_is_one_and_renewed_by_its_first_term(self):
-        first = self.mixture.init_extra()
+        first = self.mixture.init_aux_state()
         self.assertCountEqual(first, ["index", "other", "seen"])
         due = [self.mixture.due(step) for step in range(4)]
         second = ("index", "other", "seen")
         self.assertEqual(due, [("index", "seen", "other"), (), ("index", "seen"), second])
         values = {"index": 3, "other": -1, "seen": 3}
         for names in (("index", "seen", "other"), ("index",), ("other",)):
-            extra, report = self.mixture.refresh({}, first, names, jnp.int32(0))
+            aux_state, report = self.mixture.refresh({}, first, names, jnp.int32(0))
             renewed = {name: values[name] for name in names}
-            self.assertEqual(extra, {**first, **renewed})
+            self.assertEqual(aux_state, {**first, **renewed})
             self.assertEqual(report, {f"{x}_renewed": (value, 1) for x, value in renewed.items()})
 
     def test_what_one_term_learns_the_other_one_sees(self):
@@ -153,7 +154,7 @@ class PhasesTest(absltest.TestCase):
             terms = phases[number].terms
             self.assertEqual((terms["a"].objective, terms["b"].objective), expected)
             self.assertEqual((terms["a"].weight, terms["b"].name), (2.0, "b"))
-        # The loss of a phase is that of its terms.
+        # Phases have the losses of their terms.
         functions = factories.train_functions(whole)
         losses = [float(step_on(functions, "a", step)[1]["loss"][0]) for step in (0, 4)]
         self.assertEqual(losses, [2 * 3 * (1 - 3.0) ** 2 * 4, 2 * 3 * (1 - 0.0) ** 2 * 4])

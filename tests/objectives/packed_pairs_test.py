@@ -1,4 +1,4 @@
-"""Rows of several pairs: each pair as in a row of its own, in any order; text and pairs at once."""
+"""Rows of several pairs: each pair as in its own row, in any order; joint text and pairs."""
 
 import dataclasses
 import functools
@@ -30,7 +30,7 @@ from xlm.objectives.settings import (
 
 L, V = 32, 60
 KEY = jax.random.key(5)
-# Tokens of both sentences, of the pairs of two rows.
+# Tokens of both sentences, for the pairs of two rows.
 LENGTHS = (((3, 4), (2, 2), (5, 3)), ((6, 7), (1, 3)))
 PAIRS = [(row, slot) for row, pairs in enumerate(LENGTHS) for slot in range(len(pairs))]
 ENCODER = factories.encoder_settings(
@@ -49,7 +49,7 @@ def objective_of(name: str, restart: bool = False, context: str = "causal"):
         FULL, encoder, num_valid=V, scope=scope, positions_restart=restart, pair_weight=0.5,
         mask=MaskSettings(0.3, 0.8, 0.1, pair_rate=0.5), languages=("de", "fr"),
     )  # fmt: skip
-    if name == "rtd":  # the likeliest replacements: a sample depends on the places of its slots
+    if name == "rtd":  # the likeliest replacements, since samples depend on the places of slots
         return ReplacedToken(one, Encoder(encoder), ReplacedTokenSettings(temperature=0.0))
     if name == "veco":
         separate = dataclasses.replace(one, positions_restart=False)
@@ -80,8 +80,8 @@ def pairs_of(is_separate: bool, restart: bool) -> dict[str, np.ndarray]:
 
 
 def arranged(plan: masked_lm.Plan, rows: Sequence[Sequence[tuple[int, int]]]) -> masked_lm.Plan:
-    """Lay the pairs of a plan out in other rows; the targets of each weigh otherwise."""
-    # As many rows for all, some of them empty, so that one program takes them.
+    """Lay out the pairs of a plan in other rows, with other weights of targets."""
+    # Equally many rows for all, some empty, so one program serves all.
     shape, scale = (len(PAIRS), L), 2 if plan.segments.max() > 3 else 1
     inputs, segments, positions = np.full(shape, PAD), np.zeros(shape, int), np.zeros(shape, int)
     weights, targets = np.zeros(shape, np.float32), np.zeros(shape, int)
@@ -99,7 +99,7 @@ def arranged(plan: masked_lm.Plan, rows: Sequence[Sequence[tuple[int, int]]]) ->
                     targets[row, at - first + stop] = one
                     weights[row, at - first + stop] = 1.5 ** PAIRS.index((old, slot))
             stop += size
-    # Every token has a slot, of which those of targets have weights.
+    # Every token has a slot; only targets have weights.
     at = np.broadcast_to(np.arange(L), shape)
     masked = Masked(inputs, at, np.where(weights > 0, targets, inputs), weights)
     return plan._replace(
@@ -166,7 +166,7 @@ class JointTest(parameterized.TestCase):
         arrays |= {"task": task, "language": np.array([0, -1, 1, -1])}
         batch, params = jax.tree.map(jnp.asarray, arrays), factories.random_params(objective)
         plan, _ = jax.jit(objective.plan)({}, Batch(batch, "joint"), KEY, jnp.int32(0))
-        # Rows are masked at the rates of their tasks.
+        # Rows have the mask rates of their tasks.
         one = plan if name == "mlm" else plan.generator
         num_text = (~np.isin(arrays["tokens"], SPECIAL)).sum(axis=1)
         expected = np.round(np.where(task == 1, 0.5, 0.3) * num_text)
@@ -203,5 +203,5 @@ class JointTest(parameterized.TestCase):
                                        strict=True):  # fmt: skip
             there = {key.replace("mrtd", of_task): one for key, one in alone.items() if "/" in key}
             for key, sums in {**there, f"{of_task}_loss": alone["loss"]}.items():
-                if of_task in key or of_task in ("mlm", "mrtd"):  # languages are those of text
+                if of_task in key or of_task in ("mlm", "mrtd"):  # languages are of text only
                     np.testing.assert_allclose(found[key], sums, rtol=1e-5, err_msg=key)

@@ -1,4 +1,4 @@
-"""Replaced-token detection: against plain loops, where gradients go, and what may not matter."""
+"""Replaced-token detection: against plain loops, paths of gradients, and invariances."""
 
 import dataclasses
 import functools
@@ -25,13 +25,13 @@ SETTINGS = ReplacedTokenSettings(generator_layers=0)
 SHARINGS = ("shared", "separate", "disentangled")
 KEY = jax.random.key(1)
 NUM_VALID = 60
-# Of these rows a batch touches a part.
+# A batch touches some of these rows.
 ENCODER = factories.encoder_settings(vocab_size=160, dropout_rate=0.0)
 
 
 @functools.cache
 def generator(layer: str = "full", row_capacity: int = 0) -> MaskedLM:
-    """No layers, as those are masked LM's."""
+    """Objective without layers, which masked LM tests."""
     return factories.masked_lm(
         factories.output_layer_settings(kind=layer, k=2, capacity=40, num_negatives=10),
         dataclasses.replace(ENCODER, num_layers=0), num_valid=NUM_VALID, scope=GENERATOR,
@@ -63,19 +63,19 @@ def params(embeddings: str = "shared", corrective_weight: float = 0.0):
 def _planned(generator: MaskedLM, parameters):
     settings = dataclasses.replace(SETTINGS, embeddings="separate")
     objective = ReplacedToken(generator, Encoder(ENCODER), settings)
-    extra = factories.first_extra(objective, parameters)
-    return objective.plan(extra, batch(), KEY, jnp.int32(0))
+    aux_state = factories.first_aux_state(objective, parameters)
+    return objective.plan(aux_state, batch(), KEY, jnp.int32(0))
 
 
 def planned(objective: ReplacedToken, parameters):
-    """Plan and touched rows: the rows of the tables that there are, else the same for all."""
+    """Plan and touched rows of existing tables, otherwise the same for all."""
     of_generator = {GENERATOR: parameters[GENERATOR]}
     plan, touched = jax.device_get(_planned(objective.generator, of_generator))
     return plan, {path: ids for path, ids in touched.items() if path in objective.tables}
 
 
 class Step(NamedTuple):
-    """Values of a step: of the generator's masked positions, of the corrupted tokens."""
+    """Values of a step, at masked positions (generator) and for corrupted tokens."""
 
     metrics: LossAndMetrics
     hidden: np.ndarray  # [B, M, E]
@@ -115,7 +115,7 @@ def _logits_of_encoder(own, head, ids: jax.Array, tokens: jax.Array) -> jax.Arra
 def logits_of_encoder(objective: ReplacedToken, parameters, ids, tokens) -> np.ndarray:
     """Logits [B, L] of the head on the states of the discriminator, with all its parameters.
 
-    Documents are those of the tokens before their corruption, after which a sample may begin one.
+    Documents are from the original tokens, since samples may contain special tokens.
     """
     own = objective.encoder_params(parameters)
     return np.asarray(_logits_of_encoder(own, parameters[HEAD], ids, tokens), np.float64)
@@ -159,7 +159,7 @@ class LossTest(parameterized.TestCase):
         step, tokens = of_step(objective, params()), np.asarray(batch()["tokens"])
         middle = np.median(logits_of_encoder(objective, params(), step.ids, tokens))
         output = params()[HEAD]["output"]
-        output = {**output, "bias": output["bias"] - middle}  # so that about half are found
+        output = {**output, "bias": output["bias"] - middle}  # so about half are found
         parameters = {**params(), HEAD: {**params()[HEAD], "output": output}}
         found = of_step(objective, parameters)
         np.testing.assert_array_equal(found.ids, step.ids)
@@ -185,7 +185,7 @@ class LossTest(parameterized.TestCase):
         self.assertFalse(step.is_replaced[~is_masked].any())
         self.assertFalse(np.isin(tokens[is_masked], SPECIAL).any())
         self.assertLess(step.ids.max(), NUM_VALID)
-        # At temperature zero the likeliest token is taken.
+        # At temperature zero it takes the likeliest token.
         coldest = of_step(replaced_token(temperature=0.0), params())
         table, bias = replaced_token().generator.output_table(params())
         best = np.argmax((coldest.hidden @ table.T + bias)[..., :NUM_VALID], axis=-1)
@@ -230,11 +230,11 @@ class LossTest(parameterized.TestCase):
 class CorrectiveTest(parameterized.TestCase):
     @parameterized.parameters(*SHARINGS)
     def test_plain_loops_give_the_same(self, embeddings):
-        """COCO-LM's L_LM: the sum of a copy's and a prediction's probability."""
+        """COCO-LM's L_LM: the probability of a copy plus that of a prediction."""
         objective = replaced_token(embeddings=embeddings, corrective_weight=2.0)
         parameters = jax.tree.map(np.copy, params(embeddings, 2.0))
         masked = planned(objective, parameters)[0].generator.masked
-        parameters[GENERATOR]["head"]["bias"][masked.targets[0, 0]] += 20  # which are all samples
+        parameters[GENERATOR]["head"]["bias"][masked.targets[0, 0]] += 20  # all of them samples
         step, tokens = of_step(objective, parameters), np.asarray(batch()["tokens"])
         own = objective.encoder_params(parameters)
         layout = packed_segments(tokens, bos=BOS, pad=PAD, across_documents=False)
@@ -323,7 +323,7 @@ class GradientTest(parameterized.TestCase):
         objective, whole = by_rows(*changes), by_table(*changes)
         arguments = batch(), KEY, jnp.int32(0)
         touched, none = (
-            jax.eval_shape(lambda one=one: one.plan(one.init_extra(), *arguments))[1]
+            jax.eval_shape(lambda one=one: one.plan(one.init_aux_state(), *arguments))[1]
             for one in (objective, whole)
         )
         self.assertSetEqual(set(touched), set(objective.tables))

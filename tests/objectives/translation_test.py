@@ -1,4 +1,4 @@
-"""The loss of a translation: its definition, and what it depends on."""
+"""The loss of a translation: definition and dependences."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ LAYERS = (FullSoftmax, BlockwiseSoftmax)
 
 @functools.cache
 def batch() -> dict[str, np.ndarray]:
-    """Two examples and one of weight zero, which is empty."""
+    """Two examples, and an empty one of weight zero."""
     some = [
         dataclasses.replace(one, target=np.array([*target, 2], np.int32))
         for one, target in zip(features((7, 3)), ([9, 8, 7, 6, 5], [30, 31]), strict=True)

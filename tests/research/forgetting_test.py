@@ -1,4 +1,4 @@
-"""Two checkpoints compared on rows: against the evaluators themselves, and what is refused."""
+"""Two checkpoints compared on rows: against the evaluators themselves, and refusals."""
 
 import dataclasses
 import functools
@@ -29,7 +29,7 @@ LENGTH = 16
 
 
 def write_rows(workdir: pathlib.Path, languages: str, tokenizer: bytes, seed: int) -> PackedDataset:
-    """Vocabulary and random rows of a working directory, some held out."""
+    """Write a vocabulary and random rows, some held out, to a working directory."""
     folder = data_builders.Folders(workdir).rows
     folder.mkdir(parents=True)
     statistics = factories.write_rows(
@@ -60,7 +60,7 @@ def initial_state(objective: str, dataset: PackedDataset) -> TrainState:
 
 
 def write_run(workdir: pathlib.Path, config, state: TrainState, seed: int) -> None:
-    """A checkpoint of random parameters, away from zeros."""
+    """Write a checkpoint of random parameters, none near zero."""
     folders = data_builders.Folders(workdir)
     data_builders.open_train_stage(config, folders).claim()
     rng = np.random.default_rng(seed)
@@ -79,7 +79,7 @@ class ForgettingTest(absltest.TestCase):
         cls.enterClassContext(mock.patch.object(forgetting, "read_run", functools.cache(read_run)))
         tokenizer = tiny_tasks.tokenizer()
         cls.first, cls.second, cls.masked = (cls.folder / n for n in ("first", "second", "masked"))
-        # The second run's rows are of one of the first's languages, and other text.
+        # Rows of the second run have other text, in one language of the first.
         cls.stores = {
             cls.first: write_rows(cls.first, "aa bb", tokenizer, 0),
             cls.second: write_rows(cls.second, "aa", tokenizer, 1),
@@ -91,7 +91,7 @@ class ForgettingTest(absltest.TestCase):
         write_run(cls.masked, config_of("masked_lm"), initial_state("masked_lm", dataset), 2)
 
     def changes(self) -> dict[tuple[str, str], dict[str, tuple[float, float]]]:
-        """Scores before and after by data and measure, of the last report."""
+        """Scores before and after in the last report, by data and measure."""
         found = artifacts.read_json(self.output / forgetting.RESULTS)["changes"]
         return {
             (one["data"], one["measure"]): {
@@ -111,7 +111,7 @@ class ForgettingTest(absltest.TestCase):
         changes = self.changes()
         self.assertEqual(list(changes), [("first", LOSS), ("first", AUC)])
         self.assertIn(f"{self.first.name}, step 7", printed.replace("\\", ""))
-        # The second model on rows of the first's, in a language that its own do not have.
+        # The second model on rows of the first, in a language that its own rows lack.
         trained, dataset = (
             forgetting.read_run(data_builders.Folders(self.second)),
             self.stores[self.first],

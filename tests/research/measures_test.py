@@ -1,4 +1,4 @@
-"""Shares of frequency classes against plain sums; growth of ALP with pieces, of made-up builds."""
+"""Shares of frequency classes against plain sums; growth of ALP of synthetic builds."""
 
 import pathlib
 import tempfile
@@ -21,7 +21,7 @@ class PredictedMassTest(absltest.TestCase):
     def test_classes_follow_the_counts(self):
         counts = np.array([5.0, 9, 0, 7, 1, 3, 0, 0])
         classes = classes_of(counts, [1, 3], vocab_size=7)
-        # Ranks 2, 0, 5, 1, 4, 3 and 6; the last word only pads the table.
+        # Ranks 2, 0, 5, 1, 4, 3 and 6; the last token only pads the table.
         np.testing.assert_array_equal(classes, [1, 0, 2, 1, 2, 2, 2, 3])
 
     def test_shares(self):
@@ -61,7 +61,7 @@ class PredictedMassTest(absltest.TestCase):
 
 
 def build(size: int, joint: float, vocap: float) -> dict[str, Any]:
-    """The record of a build, with scores of two languages, of which Swahili has one nat less."""
+    """Record of a build with scores of two languages; Swahili has one nat less."""
     return {
         "settings": {"method": "vocap", "compare": ["joint", "uniform"], "target_size": size},
         "languages": {
@@ -78,7 +78,7 @@ def build(size: int, joint: float, vocap: float) -> dict[str, Any]:
 class AlpGrowthTest(absltest.TestCase):
     def test_steps(self):
         found = alp_growth.gains([500, 1000, 1500, 2000, 4000], [-9, -8, -6, -3, -1], 1000)
-        self.assertEqual(found, {2000: 5})  # from 500 to 1,500 is no multiple, 3,000 not trained
+        self.assertEqual(found, {2000: 5})  # 500 to 1,500 is no multiple, and 3,000 is not trained
         count, risen = alp_growth.rises({1000: 5, 2000: 3, 3000: 4, 5000: 9}, 1000)
         self.assertEqual((count, risen), (2, {3000: 1}))
 

@@ -1,4 +1,4 @@
-"""Planted defects: what is damaged, how, and that all else stays as it was."""
+"""Planted defects: damaged pairs, kinds of damage, and unchanged other files."""
 
 import lzma
 import pathlib
@@ -23,7 +23,7 @@ LETTERS = {"de": "abc", "fr": "def", "en": "ghi", "nl": "jkl", "es": "mno", "it"
 
 
 def sentence(language: str, number: int) -> str:
-    """A made-up sentence of 40 letters or fewer: the language, and a text that is its own."""
+    """Synthetic sentence of at most 40 letters: the language, and unique text."""
     letters = LETTERS.get(language, "xyz")
     rng = random.Random(f"{language} {number}")
     words = ["".join(rng.choices(letters, k=rng.randint(2, 6))) for _ in range(6)]
@@ -136,7 +136,7 @@ class ShrinkageTest(parameterized.TestCase):
         losses = np.array([[0.0, 0, 0], [0, 2, 4], [1, 0, 5]])
         shared = losses + np.array([[3.0], [1], [-2]]) + np.array([0, 7.0, -7])
         self.assertAlmostEqual(between_seeds(shared), between_seeds(losses))
-        # Of two pairs it is the deviation of their difference, over the root of 2.
+        # For two pairs it is the deviation of their difference, over the root of 2.
         two = losses[:, :2]
         expected = np.std(two[:, 0] - two[:, 1], ddof=1) / np.sqrt(2)
         self.assertAlmostEqual(between_seeds(two), expected)

@@ -1,4 +1,4 @@
-"""Results of studies: their forms, statistics and tables."""
+"""Results of studies: formats, statistics and tables."""
 
 import json
 import math
@@ -156,7 +156,7 @@ class StatsTest(absltest.TestCase):
         self.assertAlmostEqual(scipy.stats.ttest_ind(one, shifted).pvalue, 0.05)
 
     def test_unequal_numbers_of_seeds(self):
-        # One seed adds no spread, and makes 2 / n the mean of 1 / n of the runs.
+        # One seed adds no spread, but counts in n: 2 / n is the mean of 1 / n_a + 1 / n_b.
         some = [1.0, 2.0, 4.0]
         spread = np.std(some, ddof=1) * scipy.stats.t.ppf(0.975, 2)
         least = stats.least_detectable([some, [7.0], []])

@@ -1,4 +1,4 @@
-"""The runner, with runs that are small programs."""
+"""The runner, with small programs as runs."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from research.study import Run, Step, Study
 from tests.folders import FolderTest
 from xlm.common import artifacts
 
-# Writes a number to a file that was not there, with a log of its work.
+# Writes a number to a new file, and a log of its work.
 _WORK = """
 import pathlib, sys, time
 folder, value = pathlib.Path(sys.argv[1]), sys.argv[2]
@@ -45,7 +45,7 @@ def program(name: str, seed: int, value: str, needs=(), is_measured=True, second
 
 
 def runs(plan):
-    """Encoders, of which a task needs one; the best choice of the first seed is that of others."""
+    """Encoders, one per task; other seeds use the best choice of the first."""
     for seed in plan.seeds:
         data = program("data/a", seed, "0", is_measured=False)
         encoder = program("runs/a", seed, "5", needs=(data,))
@@ -75,7 +75,7 @@ class RunnerTest(FolderTest):
         return (self.folder / "began.txt").read_text().split("\n")[:-1]
 
     def values(self, workdir: pathlib.Path) -> dict[str, object]:
-        """Values by run and seed, without when and how they came about."""
+        """Values by run and seed, without their origin."""
         rows = results.read(workdir / results.RESULTS)
         return {f"{one.run} {one.seed}": one.value for one in rows}
 

@@ -1,4 +1,4 @@
-"""All studies: what they would run exists, and their records make reports; the claims."""
+"""All studies: their scripts and keys exist, and their records make reports; the claims."""
 
 import importlib
 import pathlib
@@ -23,7 +23,7 @@ from xlm.experiment.memory import absent_rows
 from xlm.launch import grids
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-# Languages that tasks of a made-up folder of data have.
+# Languages of the tasks in a synthetic data folder.
 _LANGUAGES = ("ar", "de", "en", "fi", "fr", "ru", "sw", "tr", "ur", "xx")
 FIGURES: list[tuple[str, str, Figure]] = [
     (config, name, figure)
@@ -40,14 +40,14 @@ FIGURES: list[tuple[str, str, Figure]] = [
     for name, figure in figures.items()
 ]
 
-# Rows that the reports had before the pivot, by command; see `quoted`.
+# Report rows from before the pivot, by command; see `quoted`.
 QUOTED: dict[str, list[str]] = {}
 for _line in (ROOT / "tests/research/golden/quoted.md").read_text("utf-8").splitlines()[1:]:
     QUOTED.setdefault(_line.partition(": ")[0], []).append(_line.partition(": ")[2])
 
 
 def quoted(row: str) -> list[str]:
-    """Cells of a row that are not empty, whatever their order."""
+    """Nonempty cells of a row, sorted."""
     return sorted(filter(None, (cell.strip() for cell in row.split("|"))))
 
 
@@ -88,7 +88,7 @@ class PlanTest(parameterized.TestCase):
             found: dict[tuple[str, int | None], Run] = {}
             loaded: dict[str, dict[str, Any]] = {}
             for run in closure(plan):
-                # Equal names are equal runs, whoever needs them; data are of the first that does.
+                # Equal names are equal runs; the first to need one decides its data.
                 same = found.setdefault(run.key, run)
                 if run.seed is not None:
                     self.assertEqual(

@@ -1,4 +1,4 @@
-"""Batches in parts against whole ones and the sum of their parts; random keys of a step."""
+"""Gradient accumulation against whole batches and sums of microbatches; keys of a step."""
 
 import dataclasses
 import functools
@@ -27,9 +27,9 @@ SETTINGS = TrainSettings(
 
 
 class Lookup(Objective):
-    """Fits the tokens of a sequence, of which some weigh nothing, and one more that the key draws.
+    """Fits the weighted tokens of a sequence, and one token drawn by the key.
 
-    Learns besides parameters how many losses it has seen, and the last of them.
+    Its auxiliary state is the number of losses so far, and the last loss.
     """
 
     tables = ("table",)
@@ -40,13 +40,13 @@ class Lookup(Objective):
     def init(self, key):
         return {"table": jax.random.normal(key, (V, E)), "scale": jnp.linspace(1.0, 2.0, E)}
 
-    def init_extra(self):
+    def init_aux_state(self):
         return {"seen": jnp.int32(0), "last": jnp.float32(0)}
 
-    def learn(self, extra, observed):
-        return {"seen": extra["seen"] + 1, "last": observed}
+    def learn(self, aux_state, observed):
+        return {"seen": aux_state["seen"] + 1, "last": observed}
 
-    def plan(self, extra, batch, key, step):
+    def plan(self, aux_state, batch, key, step):
         drawn = jax.random.randint(key, (1,), 0, V) if self.draws else jnp.zeros(1, jnp.int32)
         tokens = batch["tokens"]
         if not self.by_rows:
@@ -67,7 +67,7 @@ class Lookup(Objective):
 
 
 class ShardedLookup(Lookup):
-    """The same, taken shard by shard; a metric says what a shard drew in its loss."""
+    """The same by shards; a metric has the token that a shard drew in its loss."""
 
     def example_axes(self, plan, num_shards):
         return 0, None, 0
@@ -107,8 +107,8 @@ def run(functions: TrainFunctions, num_steps: int = 3):
         batch = Batch(arrays, "lookups")
         state, found = functions.train_step(functions.objective, state, batch)
         metrics.append(means(jax.device_get(found)))
-    # No updates are pending, as parts read the whole table.
-    return state.params, metrics, state.extra
+    # No updates are pending, since microbatches read the whole table.
+    return state.params, metrics, state.aux_state
 
 
 @functools.cache
@@ -148,7 +148,7 @@ class AccumulationTest(parameterized.TestCase):
         mesh = functions_of(objective, axes=(4, 1, 1)).mesh
         accumulated = functools.partial(accumulate, objective, accumulation=Accumulation(2, 0))
         batch = Batch(jax.device_put(arrays_of(0), batch_sharding(mesh)), "lookups")
-        args = objective.init(key), objective.init_extra(), batch, key, jnp.int32(0)
+        args = objective.init(key), objective.init_aux_state(), batch, key, jnp.int32(0)
         metrics = jax.jit(traced_on(mesh, accumulated))(*args)[1]
         self.assertEqual(metrics["drawn"][1], 2 * num_shards)
         if of is ShardedLookup:
@@ -160,11 +160,12 @@ class AccumulationTest(parameterized.TestCase):
 
     @parameterized.parameters(1, 2, 4)
     def test_each_part_has_a_key_and_weight_of_its_own(self, used):
-        # Of the 4 parts, `used` are in use at a step when the batch grows in 4 steps.
+        # The batch grows over 4 steps, so a step uses `used` of the 4 microbatches.
         objective, key, arrays = Lookup(draws=True), jax.random.key(3), arrays_of(5)
         accumulated = functools.partial(accumulate, objective, accumulation=Accumulation(4, 4))
         args = Batch(arrays, "lookups"), key, jnp.int32(used - 1)
-        grads, metrics, extra = jax.jit(accumulated)(first_params(), objective.init_extra(), *args)
+        args = first_params(), objective.init_aux_state(), *args
+        grads, metrics, aux_state = jax.jit(accumulated)(*args)
 
         @jax.jit
         @functools.partial(jax.grad, has_aux=True)
@@ -183,8 +184,8 @@ class AccumulationTest(parameterized.TestCase):
         weight = sum(weight for _, weight in losses)
         self.assertEqual(metrics["loss"][1], weight)
         self.assertEqual(metrics["drawn"], (sum(drawn), used))
-        self.assertEqual(extra["seen"], used)
-        np.testing.assert_allclose(extra["last"], losses[-1][0], rtol=1e-5)
+        self.assertEqual(aux_state["seen"], used)
+        np.testing.assert_allclose(aux_state["last"], losses[-1][0], rtol=1e-5)
         expected = jax.tree.map(lambda *x: sum(x) / weight, *(of_this for of_this, _ in results))
         check = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7)
         jax.tree.map(check, grads, expected)
@@ -209,14 +210,14 @@ class WarmUpTest(folders.FolderTest):
 
 
 SOME, ALL = MaskSettings(0.3, 1.0, 0.0), MaskSettings(0.99, 1.0, 0.0)
-# What is random about the loss of a batch, each alone: kind of output layer, dropout, masks.
+# Sources of randomness in the loss of a batch, one each: output layer, dropout, masks.
 MASKS, DROPOUT, SAMPLES = ("full", 0.0, SOME), ("full", 0.5, ALL), ("nce", 0.0, ALL)
 NOTHING = ("full", 0.0, ALL)
-TOLERANCE = 1e-4  # of a sum of 40 losses in another order
+TOLERANCE = 1e-4  # for a sum of 40 losses in another order
 
 
 def losses(random, **kwargs) -> list[float]:
-    """Two steps on one batch, of seeds 0, 0 and 1; nothing is learned."""
+    """Losses of two steps on one batch, for seeds 0, 0 and 1, without learning."""
     kind, dropout_rate, mask = random
     objective = factories.masked_lm(
         factories.output_layer_settings(kind=kind, num_negatives=5),
@@ -252,5 +253,5 @@ class KeysTest(parameterized.TestCase):
         self.assertGreater(distances.min(), 10 * TOLERANCE)
 
     def test_the_key_is_all_that_is_random(self):
-        # Or else the test above could not tell what made its losses differ.
+        # Otherwise the test above could not attribute its differences.
         self.assertLess(np.ptp(losses(NOTHING)), TOLERANCE)

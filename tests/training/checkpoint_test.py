@@ -1,4 +1,4 @@
-"""Damaged checkpoints, disks that fill up, what is kept, the digest, and means of parameters."""
+"""Checkpoints: damage, full disks, retention, digests, and means of parameters."""
 
 import atexit
 import contextlib
@@ -45,13 +45,17 @@ def state_of(step: int) -> TrainState:
         params={"table": table},
         opt_state={"moment": moment},
         key_data=jnp.asarray(rng.integers(0, 2**32, 2), jnp.uint32),
-        extra={},
+        aux_state={},
     )
 
 
-ABSTRACT = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state_of(0)
-)
+def abstract_of(state: TrainState) -> TrainState:
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+    )
+
+
+ABSTRACT = abstract_of(state_of(0))
 
 
 def abstract_after(steps_taken: int) -> TrainState:
@@ -64,7 +68,7 @@ def digest(state) -> int:
 
 
 def functions_of_run() -> TrainFunctions:
-    """Whose pending updates add one to the table."""
+    """Functions whose pending updates add one to the table."""
 
     def apply(state: TrainState) -> TrainState:
         return dataclasses.replace(state, params={"table": state.params["table"] + 1})
@@ -97,7 +101,7 @@ def damage(folder: pathlib.Path, how: str) -> None:
 
 @functools.cache
 def saved(steps: tuple[int, ...]) -> pathlib.Path:
-    """Folder of good checkpoints of these steps, for reading alone."""
+    """Folder of good checkpoints of these steps; do not write to it."""
     folder = tempfile.TemporaryDirectory()
     atexit.register(folder.cleanup)
     path = pathlib.Path(folder.name) / "checks"
@@ -113,7 +117,7 @@ class TestCase(parameterized.TestCase):
         self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "checks"
 
     def start_with(self, *steps: int) -> None:
-        """Copies checkpoints of these steps, since to save them takes long."""
+        """Copy checkpoints of these steps, since saving is slow."""
         shutil.copytree(saved(steps), self.folder)
 
     def save(self, *steps: int, keep: int = 10, **kwargs) -> None:
@@ -143,7 +147,7 @@ class DamageTest(TestCase):
                 self.assert_is(checkpoints.restore_latest(abstract_after), 2)
             self.assertRegex("\n".join(logs.output), "checks/3 is damaged: .* step 2 instead")
             self.assertEqual(self.names(), ["1", "2", "3.damaged"])
-            checkpoints.save(3, state_of(3))  # the run takes the step again
+            checkpoints.save(3, state_of(3))  # the run repeats the step
         with Checkpoints(self.folder, 10) as checkpoints:
             self.assert_is(checkpoints.restore_latest(abstract_after), 3)
         self.assertEqual(self.names(), ["1", "2", "3", "3.damaged"])
@@ -186,7 +190,7 @@ class DamageTest(TestCase):
         more = jax.ShapeDtypeStruct((), jnp.float32, sharding=sharding)
         for other in (
             dataclasses.replace(ABSTRACT, params={"table": wider}),
-            dataclasses.replace(ABSTRACT, extra={"index": more}),
+            dataclasses.replace(ABSTRACT, aux_state={"index": more}),
         ):
             error = "checks/2 is of other code or settings: .* is .*, and float32 .* in this"
             with self.assertRaisesRegex(OtherStateError, error):
@@ -194,6 +198,31 @@ class DamageTest(TestCase):
             with Checkpoints(self.folder, 10) as checkpoints, self.assertRaises(OtherStateError):
                 checkpoints.restore_latest({2: other, 1: other}.__getitem__)
         self.assertEqual(self.names(), ["1", "2"])
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class OldState:
+    """State with the names of checkpoints from before the rename to `aux_state`."""
+
+    step: jax.Array
+    params: dict
+    opt_state: dict
+    key_data: jax.Array
+    extra: dict
+
+
+class OldNameTest(TestCase):
+    def test_a_checkpoint_with_the_old_name_of_the_auxiliary_state_is_restored(self):
+        new = dataclasses.replace(state_of(3), aux_state={"index": jnp.arange(6).reshape(2, 3)})
+        with Checkpoints(self.folder, 10) as checkpoints:
+            checkpoints.save(3, OldState(*vars(new).values()))
+        functions = dataclasses.replace(functions_of_run(), abstract_state=abstract_of(new))
+        step, found = restore_latest(self.folder, {3: functions.abstract_state}.__getitem__)
+        self.assertEqual(step, 3)
+        jax.tree.map(np.testing.assert_array_equal, found, new)
+        _, params = restore_latest_params(self.folder, functions)
+        np.testing.assert_array_equal(params["table"], new.params["table"])
 
 
 class ParamsTest(TestCase):
@@ -207,7 +236,7 @@ class ParamsTest(TestCase):
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
     def test_nothing_else_is_read_where_they_are_up_to_date(self):
         self.start_with(1, 2)
-        # A state that could not be restored as a whole.
+        # This state could not be restored as a whole.
         functions = dataclasses.replace(
             functions_of_run(), abstract_state=dataclasses.replace(ABSTRACT, opt_state={})
         )
@@ -279,7 +308,7 @@ class KeepTest(TestCase):
 
 @contextlib.contextmanager
 def full_disk() -> Iterator[None]:
-    """Lets no file grow beyond 4 KiB, which is what a table does not fit into."""
+    """Limit files to 4 KiB, less than a table."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
@@ -312,7 +341,7 @@ class FullDiskTest(TestCase):
                     checkpoints.check()
                     time.sleep(0.02)
             self.assertRegex(str(raised.exception.__cause__), "File too large")
-            checkpoints.check()  # said once
+            checkpoints.check()  # logged once
         self.assert_all_is_well()
 
     def test_the_last_save_and_one_that_another_follows(self):
@@ -335,11 +364,11 @@ class FullDiskTest(TestCase):
 class DigestTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
-        # By the program of large states.
+        # Use the program for large states.
         self.enter_context(mock.patch.object(digests, "_MOST_WORDS_ON_HOST", 0))
 
     def test_equals_a_loop_over_words(self):
-        """Checkpoints of earlier versions are read as long as it does."""
+        """If it fails, checkpoints of earlier versions are unreadable."""
         rng = np.random.default_rng(0)
         one, two = rng.normal(size=(2, 3, 2)).astype(np.float32), rng.integers(0, 99, (3, 2))
         two = two.astype(np.int32)
@@ -398,7 +427,7 @@ class AveragingTest(parameterized.TestCase):
         np.testing.assert_allclose(found["a"], expected, atol=1e-6)
         self.assertEqual(found["b"][0].dtype, jnp.bfloat16)
         self.assertTrue(found["a"].sharding.is_equivalent_to(SHARDING, 2), found["a"].sharding)
-        # What was averaged is still there.
+        # The averaged trees still exist.
         jax.tree.map(np.testing.assert_array_equal, trees[0], tree(0))
 
 

@@ -1,4 +1,4 @@
-"""The clock of a run, over its starts, and the end of a run that hangs."""
+"""The clock of a run over several starts, and the end of a hanging run."""
 
 import contextlib
 import textwrap
@@ -67,7 +67,7 @@ class PartsTest(FolderTest):
         now[0] += 16
         clock.dispatched("refresh", refresh)
         clock.turn("steps")
-        now[0] += 32  # the device has the refresh before the step
+        now[0] += 32  # the device runs the refresh before the step
         clock.dispatched("steps", first, 1)
         clock.turn("other")
         now[0] += 4096
@@ -137,7 +137,7 @@ class RestartsTest(toy_runs.TestCase):
 
 class WatchdogTest(FolderTest):
     def ends(self, clock: Clock, ticks: int) -> bool:
-        """Whether the process ends after so many ticks in which nothing happens."""
+        """Return whether the process ends after `ticks` without progress."""
         clock._silent = 0.0
         exits = mock.patch.object(clocks.os, "_exit", side_effect=SystemExit)
         waits = mock.patch.object(clock._ends, "wait", side_effect=[False] * ticks + [True])
@@ -149,7 +149,7 @@ class WatchdogTest(FolderTest):
 
     def test_ordinary_runs_go_on(self):
         clock = self.enter_context(Clock(self.folder))
-        clock._floor = 60.0  # without a thread that would watch, too
+        clock._floor = 60.0  # without the watching thread
 
         def check(ticks: int, *parts: str):
             for part in parts:
@@ -157,13 +157,13 @@ class WatchdogTest(FolderTest):
                 self.assertFalse(self.ends(clock, ticks), part)
                 self.assertTrue(self.ends(clock, ticks + 1), part)
 
-        check(240, "starting", "data")  # before the first step, which is traced and compiled
+        check(240, "starting", "data")  # before the first step, with tracing and compilation
         clock._steps.extend([0.1, 0.1, 100.0])
         check(10, "data", "steps", "other")
         check(240, "evaluation", "saving", "refresh")
         clock.turn("steps")
         jax.jit(lambda x: check(240, "steps") or x + 1)(np.float32(1))
-        clock._steps.extend([2.4, 2.4])  # of which 50 are 20 ticks
+        clock._steps.extend([2.4, 2.4])  # 50 of them are 20 ticks
         check(20, "data", "steps", "other")
 
 

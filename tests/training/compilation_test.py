@@ -1,4 +1,4 @@
-"""The cache of compiled programs, flags of XLA, memory that is kept, products that are counted."""
+"""Compilation cache, XLA flags, kept memory, and counted products."""
 
 import os
 import pathlib
@@ -74,7 +74,7 @@ class DeterministicTest(absltest.TestCase):
             self.assertIn("deterministic_ops=true", os.environ["XLA_FLAGS"])
 
     def test_xla_knows_it(self):
-        # A flag that it does not know would end the process when the backend starts.
+        # An unknown flag would end the process at the start of the backend.
         name, _, value = compilation._DETERMINISTIC.removeprefix("--").partition("=")
         lowered = jax.jit(lambda x: x).lower(jnp.zeros(()))
         lowered.compile(compiler_options={name: value == "true"})
@@ -83,7 +83,7 @@ class DeterministicTest(absltest.TestCase):
 
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Of an array that glibc gives back to the kernel by default, and larger than its padding here.
+# An array that glibc returns to the kernel by default, and larger than its padding here.
 PAGES = 25_000
 PROGRAM = f"""
 import resource, sys, threading
@@ -106,7 +106,7 @@ print(is_kept, faults())
 @unittest.skipIf(platform.libc_ver()[0] != "glibc", "the C library is not glibc")
 class KeepFreedTest(absltest.TestCase):
     def run_program(self, *arguments: str, **variables: str) -> tuple[bool, int]:
-        """Whether memory is kept, and the page faults of the second of two arrays."""
+        """Return whether memory is kept, and the page faults of the second of two arrays."""
         environment = {**processes.environment(), **variables}
         for name in set(compilation.MALLOC_VARIABLES) - set(variables):
             environment.pop(name, None)
@@ -118,13 +118,13 @@ class KeepFreedTest(absltest.TestCase):
 
     def test_memory_is_used_again(self):
         given_back = self.run_program()[1]
-        # Huge pages would make it fewer, but not as few as no new memory.
+        # Huge pages cause fewer faults, but more than kept memory.
         self.assertGreater(given_back, 10)
         is_kept, faults = self.run_program("keep")
         self.assertTrue(is_kept)
         self.assertLess(faults, given_back / 10)
 
-        # What the user has set stays.
+        # The user's setting stays.
         is_kept, faults = self.run_program("keep", MALLOC_TOP_PAD_="131072")
         self.assertFalse(is_kept)
         self.assertGreater(faults, 10)
@@ -177,7 +177,7 @@ class FlopsTest(parameterized.TestCase):
         batched = jnp.ones((7, 3, 5)), jnp.ones((7, 5, 2))
         self.assertEqual(count(jnp.matmul, *batched), 2 * 7 * 3 * 5 * 2)
         self.assertEqual(count(lambda x: x + x, X), 0)
-        # A gradient is two more: those of w and of x; that of the first x is not asked for.
+        # Gradients add two products for w and one for x; the first x needs none.
         loss = lambda w, x: ((x @ w) @ w).sum()  # noqa: E731
         self.assertEqual(count(jax.grad(loss), W, X), (2 + 3) * ONE)
 
@@ -204,7 +204,7 @@ class FlopsTest(parameterized.TestCase):
         product.defvjp(lambda x, w: (x @ w, w), lambda w, g: (g @ w.T, w))
         self.assertEqual(count(lambda x, w: jax.jit(product)(x, w), X, W), ONE)
         remat = jax.checkpoint(lambda w, x: jnp.sin(jnp.sin(x @ w)).sum())
-        # Forward, forward again and the gradient of w.
+        # Forward, forward again, and the gradient of w.
         self.assertEqual(count(jax.value_and_grad(remat), W, X), 3 * ONE)
 
     def test_devices_do_not_change_it(self):

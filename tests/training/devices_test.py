@@ -1,4 +1,4 @@
-"""A batch over several devices: the same loss and gradients, and little that they send."""
+"""A batch over several devices: the same loss and gradients, with little communication."""
 
 import functools
 import math
@@ -15,7 +15,7 @@ from tests import factories
 from xlm.objectives.contrastive import SentenceContrast
 from xlm.objectives.masked_lm import NEIGHBOURS, MaskedLM
 from xlm.objectives.mixture import Mixture, Term
-from xlm.objectives.objective import Batch, Extra, means
+from xlm.objectives.objective import AuxState, Batch, means
 from xlm.objectives.settings import ContrastSettings, MaskSettings
 from xlm.training.accumulation import Accumulation
 from xlm.training.settings import MeshSettings
@@ -29,12 +29,12 @@ RULES = (("vocab", "model"), ("mlp", "model"), ("heads", "model"), ("embed", "fs
 
 def tearDownModule():
     for function in (refreshed, functions_in_parts, compiled_in_parts, three_steps):
-        function.cache_clear()  # or their programs would stay loaded
+        function.cache_clear()  # otherwise their programs would stay loaded
 
 
 @functools.cache
 def mesh_of(axes: tuple, rules: tuple = RULES) -> tuple[MeshSettings, jax.sharding.Mesh]:
-    # sharded_optimizer_test compares with the other setting.
+    # sharded_optimizer_test tests the other setting.
     settings = MeshSettings(*axes, vocab_multiple=8, rules=rules, shard_optimizer_over_data=False)
     return settings, make_mesh(settings, jax.devices()[: math.prod(axes)])
 
@@ -43,7 +43,7 @@ def masked_lm_on(
     axes: tuple, kind: str, *, dropout_rate: float = 0.1,
     num_layers: int = 0, rules: tuple = RULES, **layer,
 ) -> MaskedLM:  # fmt: skip
-    """Without layers unless what they send is tested, as half of a program is theirs."""
+    """Return masked LM; by default without layers, since they are half of a program."""
     settings, mesh = mesh_of(axes, rules)
     layer = {"k": 4, "capacity": 64, "num_negatives": 16, "group_size": 2, **layer}
     layer_settings = factories.output_layer_settings(**layer, kind=kind, log_q_correction=True)
@@ -73,7 +73,7 @@ def functions_on(
 
 
 def step_text(axes: tuple, kind: str, update: str, **kwargs) -> str:
-    """The compiled step without dropout, after the compiler has put the collectives in."""
+    """The compiled step without dropout, with the compiler's collectives."""
     functions = functions_on(axes, kind, update, dropout_rate=0.0, **kwargs)
     tokens = jax.ShapeDtypeStruct((B, L), jnp.int32, sharding=batch_sharding(functions.mesh))
     batch = Batch({"tokens": tokens}, "packed")
@@ -87,22 +87,22 @@ def sizes_in(text: str, kind: str = "") -> list[int]:
 
 @functools.cache
 def random_params(num_layers: int):
-    """Parameters away from their initial values, among which are too many zeros and ones."""
+    """Parameters unlike initial values, which have too many zeros and ones."""
     functions = functions_on((1, 1, 1), "full", "dense", num_layers=num_layers)
     params, rng = functions.abstract_state.params, np.random.default_rng(0)
     return jax.tree.map(lambda x: (0.3 * rng.normal(size=x.shape)).astype(x.dtype), params)
 
 
 @functools.cache
-def refreshed() -> Extra:
-    """The extra state of k-NN sampling by one device from `random_params`, of any depth."""
+def refreshed() -> AuxState:
+    """The auxiliary state of k-NN sampling by one device from `random_params`, of any depth."""
     functions = functions_on((1, 1, 1), "knn", "rows")
     state = factories.first_state(functions, random_params(0))
-    return jax.device_get(functions.refresh(functions.objective.due(0), state)[0].extra)
+    return jax.device_get(functions.refresh(functions.objective.due(0), state)[0].aux_state)
 
 
 def arrays_of(step: int) -> dict[str, np.ndarray]:
-    """2 B pairs of two segments, of 2 to L tokens and one without any."""
+    """2 B pairs of two segments with 2 to L tokens, and one pair without tokens."""
     rng = np.random.default_rng(step)
     tokens = rng.integers(5, V, (2 * B, L)).astype(np.int32)
     is_text = np.arange(L) < rng.integers(2, L + 1, (2 * B, 1))
@@ -117,7 +117,7 @@ def arrays_of(step: int) -> dict[str, np.ndarray]:
 def functions_in_parts(
     axes, kinds: tuple[str, ...], update: str, warmup_steps: int, changes: tuple
 ) -> TrainFunctions:
-    """Of steps in two parts without dropout."""
+    """Functions of steps with two microbatches, without dropout."""
     of = {
         name: masked_lm_on(axes, kind, dropout_rate=0.0, **dict(changes))
         for name, kind in (("pairs", kinds[0]), ("separate_pairs", kinds[-1]))
@@ -148,8 +148,8 @@ def three_steps(axes, kinds: tuple[str, ...], update: str, warmup_steps: int, ch
     args = update, warmup_steps, changes
     functions, metrics = functions_in_parts(axes, kinds, *args), []
     params = random_params(dict(changes).get("num_layers", 0))
-    extra = refreshed() if "knn" in kinds else {}
-    state = factories.first_state(functions, params, extra)
+    aux_state = refreshed() if "knn" in kinds else {}
+    state = factories.first_state(functions, params, aux_state)
     for step in range(3):
         arrays = jax.device_put(arrays_of(step), batch_sharding(functions.mesh))
         kind = ("pairs", "separate_pairs")[step % len(kinds)]
@@ -186,15 +186,15 @@ class AccumulatedTest(parameterized.TestCase):
         IN_PARTS["full"],
         IN_PARTS["full_by_rows"],
         ((4, 1, 2), ("blockwise",), "dense", 0, {"rules": (("vocab", ("data", "fsdp", "model")),)}),
-        # Rows over devices that split the batch.
+        # rows over devices that also split the batch
         ((2, 4, 1), ("knn",), "rows", 0, {"rules": (("vocab", "fsdp"),)}),
         ((2, 2, 2), ("knn",), "rows", 0, {"rules": (("vocab", ("fsdp", "model")), RULES[-1])}),
-        ((4, 1, 2), ("full", "full"), "dense", 0, {}),  # every other step by whole batches
+        ((4, 1, 2), ("full", "full"), "dense", 0, {}),  # every other step has a whole batch
     )
     def test_parts_are_those_of_one_device(self, axes, kinds, update, warmup_steps, changes):
         rest = kinds, update, warmup_steps
         params, metrics = three_steps(axes, *rest, tuple(changes.items()))
-        # By any rules, as there is nothing to lay out.
+        # Rules do not matter on one device.
         of_model = {name: value for name, value in changes.items() if name != "rules"}
         expected, expected_metrics = three_steps((1, 1, 1), *rest, tuple(of_model.items()))
         check = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
@@ -212,13 +212,13 @@ class AccumulatedTest(parameterized.TestCase):
         names = functions.objective.due(0)
         refresh = functions.refresh.lower(names, functions.abstract_state).compile()
         found = collectives_of(refresh.as_text(), 8)
-        # Columns of all rows become all columns of a share of the rows; then queries go round.
+        # Columns of all rows become all columns of a share of the rows. Then queries rotate.
         once = [one for one in found if one.kind == "all-to-all" and not one.in_loop]
         self.assertEqual([sum(one.sizes) for one in once], [V * E // 8])
         self.assertLess(max(max(one.sizes) for one in found), V * E)
         state, _ = refresh(factories.first_state(functions, random_params(0)))
         expected = refreshed()[NEIGHBOURS]
-        np.testing.assert_array_equal(state.extra[NEIGHBOURS], expected)
+        np.testing.assert_array_equal(state.aux_state[NEIGHBOURS], expected)
         self.assertTrue((np.diff(expected) != 0).any())
 
 
@@ -231,19 +231,19 @@ class CollectivesTest(parameterized.TestCase):
 
     @parameterized.parameters((0, 64 * 4 + B * L), (128, 128))
     def test_gradients_of_the_table_are_summed_by_rows(self, row_capacity, num_rows):
-        """Over the devices of the data axis; both the output's and the embeddings'."""
+        """Over the data axis, for gradients of both output and embeddings."""
         text = step_text((8, 1, 1), "knn", "rows", row_capacity=row_capacity)
-        sizes = set(sizes_in(text, "all-reduce")) - {V}  # which the bias has
+        sizes = set(sizes_in(text, "all-reduce")) - {V}  # the bias
         self.assertEqual(max(sizes), num_rows * E)
 
     def test_the_dense_update_and_the_exact_softmax_do(self):
-        # Or else the test above would not know such a collective if it saw one.
+        # Otherwise the test above might not recognise such a collective.
         sizes = sizes_in(step_text((4, 1, 2), "full", "dense"))
         self.assertGreaterEqual(max(sizes), V * E / 2)
 
     @parameterized.parameters("full", "blockwise")
     def test_the_gradient_of_the_table_is_sent_once(self, kind):
-        """That of the output; of the embeddings those of the batch's tokens are sent."""
+        """The gradient of the output; embeddings send gradients of the batch's tokens."""
         found = collectives_of(step_text((8, 1, 1), kind, "dense"), 8)
         sent = sum(one.times * sum(one.sizes) for one in found if one.kind == "all-reduce")
         self.assertBetween(sent, V * E, 1.1 * V * E)
@@ -258,14 +258,14 @@ class CollectivesTest(parameterized.TestCase):
 
     @parameterized.parameters("few_rows", "two_other_axes")
     def test_or_in_each_part(self, case):
-        """Those of few rows, which are fewer numbers; and where two other axes are split."""
+        """Gradients of few rows, since these are fewer numbers, and with two other split axes."""
         repeated, once = self.most_over_data(case)
         self.assertGreaterEqual(repeated, (4 * IN_PARTS[case][-1]["capacity"] + 4 * L) * E / 4)
         self.assertLess(once, E * E)
 
     @parameterized.parameters("full", "full_by_rows")
     def test_slices_exchange_the_sum_of_gradients_once(self, case):
-        """Between devices 0-3 and 4-7, which `mesh.slices = 2` puts into two slices."""
+        """Between devices 0-3 and 4-7, the slices of `mesh.slices = 2`."""
         axes, kinds, update, warmup_steps, changes = IN_PARTS[case]
         self.assertEqual(list(mesh_of(axes)[1].devices.flat), jax.devices())  # data outermost
         found = collectives_of(text_in_parts(*IN_PARTS[case]), 8)
@@ -277,11 +277,11 @@ class CollectivesTest(parameterized.TestCase):
         held = sum(math.prod(x.sharding.shard_shape(x.shape)) for x in params)
         self.assertEqual({(one.in_loop, one.times) for one in summed}, {(False, 1)})
         self.assertBetween(sum(sum(one.sizes) for one in summed), held, held + 16)  # and scalars
-        # The examples are dealt out to the parts: token ids of the batch.
+        # Token ids of the batch, which microbatches distribute.
         self.assertLessEqual(sum(one.bytes for one in rest), 4 * 2 * B * L)
 
     def most_over_data(self, case: str) -> tuple[int, int]:
-        """Most elements of an array that is sent along `data` inside loops, and outside."""
+        """Return the most elements of an array sent along `data`, inside and outside loops."""
         size, *others = axes = IN_PARTS[case][0]
         over_data = [
             one for one in collectives_of(text_in_parts(*IN_PARTS[case]), math.prod(axes))

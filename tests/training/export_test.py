@@ -1,4 +1,4 @@
-"""The step, sharded, is lowered for accelerators that are not here."""
+"""Sharded steps lower for accelerators without the hardware."""
 
 import functools
 import math
@@ -18,7 +18,7 @@ PLATFORMS = ("tpu", "cuda")
 
 
 def config_of(kind: str):
-    """A paper run's settings at a size that lowers in seconds."""
+    """Settings of a paper's run, at a size that lowers in seconds."""
     config = vocap_paper.get_config("vocap_500k_knn")
     small = quickstart.get_config("runlocal")
     config.vocab.target_size = 4096
@@ -81,7 +81,7 @@ class ExportTest(parameterized.TestCase):
         found = set(re.findall(r"tensor<([\dx]+)x[a-z]", exported.mlir_module()))
         shapes, rows = [tuple(map(int, shape.split("x"))) for shape in found], 500_096
         beside = [math.prod(shape) // rows for shape in shapes if rows in shape]
-        # Arrays [V, E] of the table and its gradient are there, logits [W, V] only with "full".
+        # The table and its gradient are [V, E]. Only "full" has logits [W, V].
         if layer == "full":
             self.assertGreater(max(beside), size)
         else:

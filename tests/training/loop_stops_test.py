@@ -1,4 +1,4 @@
-"""Runs of the loop that end early, or go on from an earlier checkpoint: stops, signals, disks."""
+"""Runs that end early or resume from an earlier checkpoint: stops, signals, full disks."""
 
 import dataclasses
 import errno
@@ -32,7 +32,7 @@ from xlm.training.signals import Stopped
 
 
 def tearDownModule():
-    toy_functions.cache_clear()  # or its programs would stay loaded
+    toy_functions.cache_clear()  # otherwise its programs would stay loaded
 
 
 class StopTest(TestCase):
@@ -62,7 +62,7 @@ class StopTest(TestCase):
         with self.assertRaisesRegex(FloatingPointError, "step 5 "):
             self.train(*[GOOD] * 4, NAN_LOSS, should_stop=lambda step: step == 5)
         self.assertEqual(self.latest()[0], 3)
-        # It goes on from the last good checkpoint.
+        # It resumes from the last good checkpoint.
         self.assert_is_whole_run(self.train())
 
 
@@ -149,7 +149,7 @@ class RewindTest(TestCase):
             self.assert_is_whole_run(self.train())
 
     def test_with_another_rate_the_steps_are_those_of_its_optimizer(self):
-        # The last step of the first settings has rate 0.
+        # The last step has rate 0 under the first settings.
         rates = factories.optimizer_settings(learning_rate=1e-3, final_rate_ratio=0.5)
         functions = factories.train_functions(Toy(), rates)
         self.rewind(9)

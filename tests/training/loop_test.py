@@ -1,4 +1,4 @@
-"""The loop with a toy objective: intervals, refreshes, and what a run records."""
+"""The loop with a toy objective: intervals, refreshes and records."""
 
 import contextlib
 import dataclasses
@@ -34,23 +34,23 @@ from xlm.training.step import TrainFunctions
 
 
 class ByRows(Objective):
-    """Learns in each step one row of w, which is a table; keeps a copy of w."""
+    """Learns one row of the table w in each step; keeps a copy of w."""
 
     tables = ("w",)
 
     def init(self, key):
         return {"w": jnp.zeros((4, 1))}
 
-    def init_extra(self):
+    def init_aux_state(self):
         return {"copy": jnp.zeros((4, 1))}
 
     def due(self, step):
         return ("copy",) if step % 2 == 0 and step < 8 else ()
 
-    def refresh(self, params, extra, names, step):
+    def refresh(self, params, aux_state, names, step):
         return {"copy": params["w"]}, {}
 
-    def plan(self, extra, batch, key, step):
+    def plan(self, aux_state, batch, key, step):
         return batch["x"], {"w": jax.random.randint(key, (1,), 0, 4)}
 
     def loss(self, params, rows, plan, key):
@@ -65,7 +65,7 @@ class TokenData(Data):
 
 
 def events(path: pathlib.Path) -> list[tuple[int, str, np.float32]]:
-    """Step, name and value of each scalar of an event file, read by TensorFlow; and its start."""
+    """Step, name and value of the scalars and the start of an event file, read by TensorFlow."""
     import tensorflow as tf
 
     found = []
@@ -78,7 +78,7 @@ def events(path: pathlib.Path) -> list[tuple[int, str, np.float32]]:
 
 
 def tearDownModule():
-    toy_functions.cache_clear()  # or its programs would stay loaded
+    toy_functions.cache_clear()  # otherwise its programs would stay loaded
 
 
 class IntervalsTest(TestCase):
@@ -97,7 +97,7 @@ class IntervalsTest(TestCase):
         self.assertEqual(self.steps_with("train/loss"), [2, 4, 6, 8, 10])
         self.assertEqual(self.steps_with("eval/sum"), [4, 8, 10])
         self.assertEqual(sums[-1], float(state.params["w"].sum()))
-        # Values of the data that depend on the step are recorded with it.
+        # Records have the data's values at their step.
         found = [r["train/values_of"] for r in self.records() if "train/loss" in r]
         self.assertEqual(found, [1, 3, 5, 7, 9])
         kept = [path.name for path in (self.folder / "checkpoints").iterdir()]
@@ -118,7 +118,7 @@ class IntervalsTest(TestCase):
         run()
         first, second = (events(path) for path in sorted((self.folder / "tensorboard").iterdir()))
         self.assertEqual(max(step for step, _, _ in first), 6)
-        # What the older file says of later steps is taken back.
+        # The new file withdraws later steps of the old one.
         self.assertEqual(second[0], (7, "start", 1))
         recorded = [
             (record["step"], prefix + name, np.float32(value))
@@ -132,26 +132,26 @@ class IntervalsTest(TestCase):
         found = {*first, *second} - {*shares}
         self.assertCountEqual([one for one in found if one[1] != "start"], recorded)
 
-    def test_extra_state_is_renewed_when_due_and_from_the_parameters(self):
+    def test_auxiliary_state_is_renewed_when_due_and_from_the_parameters(self):
         steps = []
 
         def train_step(objective, state, batch):
-            copied_at = int(state.extra["copied_at"])
+            copied_at = int(state.aux_state["copied_at"])
             steps.append((int(state.step), copied_at, objective.exact))
             if copied_at == state.step:
-                np.testing.assert_array_equal(state.extra["copy"], state.params["w"])
+                np.testing.assert_array_equal(state.aux_state["copy"], state.params["w"])
             return self.functions.train_step(objective, state, batch)
 
         state = self.train(functions=dataclasses.replace(self.functions, train_step=train_step))
-        # The last two steps are another phase, so step 9 renews nothing.
+        # The last two steps are another phase, so step 9 refreshes nothing.
         expected = [(step, min(step - step % 3, 6), step >= 8) for step in range(10)]
         self.assertEqual(steps, expected)
-        self.assertEqual((int(state.step), int(state.extra["copied_at"])), (10, 6))
-        # A refresh is recorded with the step that follows.
+        self.assertEqual((int(state.step), int(state.aux_state["copied_at"])), (10, 6))
+        # The record of a refresh is that of the next step.
         self.assertEqual(self.steps_with("index/moved"), [1, 4, 7])
         moved = [r["index/moved"] for r in self.records() if "index/moved" in r]
-        self.assertEqual(moved[0], 4)  # from -1 to 0, for the copy begins elsewhere
-        self.assertAlmostEqual(sum(moved[1:]), -float(state.extra["copy"].sum()), places=5)
+        self.assertEqual(moved[0], 4)  # from -1, the initial copy, to 0
+        self.assertAlmostEqual(sum(moved[1:]), -float(state.aux_state["copy"].sum()), places=5)
 
     def test_a_refresh_sees_parameters_that_are_up_to_date(self):
         by_rows = factories.optimizer_settings(embedding_update="rows")
@@ -163,12 +163,12 @@ class IntervalsTest(TestCase):
             behind.append(bool((state.opt_state.tables["w"].last_step < state.step).any()))
             state, report = functions.refresh(names, state)
             np.testing.assert_array_equal(state.opt_state.tables["w"].last_step, state.step)
-            np.testing.assert_array_equal(state.extra["copy"], state.params["w"])
+            np.testing.assert_array_equal(state.aux_state["copy"], state.params["w"])
             return state, report
 
         self.train(functions=dataclasses.replace(functions, refresh=refresh))
         self.assertNotIn(["step"], [list(one) for one in self.records()])  # nothing to report
-        # Before steps 4 and 6 an evaluation or a checkpoint has seen to it.
+        # Before steps 4 and 6 an evaluation or a checkpoint has applied them.
         self.assertEqual(behind, [False, True, False, False])
 
     def test_parameters_are_up_to_date_where_others_read_them(self):
@@ -201,7 +201,7 @@ class IntervalsTest(TestCase):
             seen.append(np.asarray(state.params["w"]))
             return {}
 
-        with self.assertRaises(Stopped):  # and again: the average is part of a checkpoint
+        with self.assertRaises(Stopped):  # once more, since the average is part of a checkpoint
             self.train(functions=functions, should_stop=lambda step: step == 6)
         state = self.train(functions=functions, evaluators=[evaluator])
         self.assertEqual(len(seen), 2)
@@ -210,7 +210,7 @@ class IntervalsTest(TestCase):
         self.assertEqual(step, NUM_STEPS)
         np.testing.assert_array_equal(read["w"], seen[-1])
         self.assertGreater(np.abs(read["w"] - state.params["w"]).min(), 0.001)
-        # An uninterrupted run has the same.
+        # An uninterrupted run has the same state.
         whole = train(functions, SETTINGS, self.folder / "whole", Data())
         jax.tree.map(np.testing.assert_array_equal, state, whole)
 
@@ -224,7 +224,7 @@ class IntervalsTest(TestCase):
         watched, given = dataclasses.replace(self.functions, train_step=train_step), np.arange(4.0)
         self.train(functions=watched, initial_params=lambda: {"w": given})
         np.testing.assert_array_equal(seen[0], given.astype(np.float32))
-        self.train(initial_params=self.fail)  # a run that goes on has its parameters
+        self.train(initial_params=self.fail)  # a resumed run has parameters
 
     def test_a_finished_run_is_left_as_it_is(self):
         shutil.copytree(whole_run()[0], self.folder, dirs_exist_ok=True)
@@ -264,7 +264,7 @@ class RecordsTest(TestCase):
             rate = record["steps_per_second"]
             self.assertGreater(rate, 2 / seconds)
             self.assertAlmostEqual(record["tokens_per_second"], 3 * 7 * rate)
-            # The toy has one product of matrices, in exact steps two.
+            # The toy has one matrix product, and two in exact steps.
             flops = 2 * (4 * 4 + 2 * 2) / 2 * 7 * (2 if record["step"] > 8 else 1)
             self.assertAlmostEqual(record["flop_utilization"] / rate, flops / 1e9)
 

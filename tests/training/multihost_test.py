@@ -1,6 +1,6 @@
 """Two hosts with four devices each against one host with eight: the same run, on another mesh.
 
-Trained, evaluated, fine-tuned from, and killed on the two hosts to go on on the one.
+Two hosts train, evaluate and fine-tune, and are killed. One host resumes their run.
 """
 
 import contextlib
@@ -39,9 +39,9 @@ from xlm.training.settings import AXES as AXIS_NAMES
 
 WORKER = pathlib.Path(__file__).with_name("multihost_worker.py")
 NUM_HOSTS, TIMEOUT = 2, 300.0
-# fsdp goes across the hosts, so that each of them holds a part of the parameters.
+# fsdp spans the hosts, so each of them has a part of the parameters.
 AXES = (1, 4, 2)
-# Of the one host, whose programs serve its own run and the one that it goes on with.
+# Mesh of the one host; its programs serve its own run and the resumed one.
 ALONE_AXES = (2, 2, 2)
 
 
@@ -53,9 +53,9 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def hosts(folder: pathlib.Path) -> Iterator[None]:
-    """Run the worker on all hosts meanwhile, and kill them all in the middle of a step.
+    """Run the worker on all hosts during the block, then kill them in the middle of a step.
 
-    Where one fails or hangs before, shows what all said.
+    If one fails or hangs earlier, show the output of all.
     """
     environment = processes.environment(math.prod(AXES) // NUM_HOSTS)
     address, axes = f"localhost:{free_port()}", ",".join(map(str, AXES))
@@ -83,10 +83,9 @@ def hosts(folder: pathlib.Path) -> Iterator[None]:
 
 
 def write_given(folder: pathlib.Path, axes: tuple[int, int, int]) -> None:
-    """Write what the commands of `run_commands` need, besides the checkpoints of the run.
+    """Write the inputs of `run_commands`, except the checkpoints of the run.
 
-    They are the vocabulary and the rows of `program_test.small_dataset`, with parallel text, and
-    configs.
+    They are the vocabulary and rows of `program_test.small_dataset`, parallel text, and configs.
     """
     letters = [*tiny_tasks.PIECES, *(f"▁w{i}" for i in range(program_test.VOCAB))]
     pieces = letters[: program_test.VOCAB - len(merge.SPECIALS)]
@@ -122,7 +121,7 @@ def write_given(folder: pathlib.Path, axes: tuple[int, int, int]) -> None:
         artifacts.write_text(folder / "configs" / f"{name}.py", text)
 
 
-# What the commands write, with numbers that are equal up to the order of addition.
+# Outputs of the commands. Their numbers are equal up to the order of addition.
 WRITTEN = (
     "whole/report/results.json", "tuned/results.json", "tuned/predictions/test.en.jsonl",
     "predicted.jsonl", "retrieved/results.json", "retrieved/predictions/test.sw.jsonl",
@@ -130,7 +129,7 @@ WRITTEN = (
 
 
 def values(path: pathlib.Path) -> dict[str, float | str]:
-    """The values of a JSON file, or of JSON lines, by their paths."""
+    """Values of a file of JSON or JSON lines, by their paths."""
     text = path.read_text(encoding="utf-8")
     whole = json.loads(text if path.suffix == ".json" else f"[{','.join(text.splitlines())}]")
     return {jax.tree_util.keystr(at): one for at, one in jax.tree.leaves_with_path(whole)}
@@ -156,9 +155,9 @@ class MultihostTest(absltest.TestCase):
             )
         with self.subTest("two hosts, killed, then one with another mesh"):
             half = folder / "half" / "train"
-            # Steps after the checkpoint are taken again.
+            # Steps after the checkpoint will be repeated.
             self.assertGreater(read_metrics(half / "metrics.jsonl")[-1]["step"], HALF)
-            # Each host wrote its part of the checkpoint: what one of them has would not do.
+            # Each host wrote its part of the checkpoint, so one part is not enough.
             (checkpoint,) = half.glob(f"checkpoints/{HALF}/state")
             self.assertLen(list(checkpoint.glob("ocdbt.process_*")), NUM_HOSTS)
             data = program_test.data_of(VARIANT, functions)
@@ -178,7 +177,7 @@ class MultihostTest(absltest.TestCase):
                 if isinstance(value, str):
                     self.assertEqual(mine[name], value, name)
                 else:
-                    # An error is the spread of differences of float32 losses, here all but equal.
+                    # An error is the spread of nearly equal differences of float32 losses.
                     atol = 1e-6 if name.endswith("['error']") else 0.0
                     np.testing.assert_allclose(
                         mine[name], value, rtol=1e-5, atol=atol, err_msg=name

@@ -1,10 +1,10 @@
-"""One host of `multihost_test`: joins the others, trains, keeps a copy half-way, trains on.
+"""One host of `multihost_test`: joins the others, trains, and keeps a copy half-way.
 
     python multihost_worker.py ADDRESS NUM_HOSTS HOST FOLDER DATA,FSDP,MODEL
 
-Trains to `HALF` in FOLDER/whole, copies that to FOLDER/half, and goes on to the end. Then evaluates
-the run, fine-tunes from it, and predicts with what was fine-tuned, by the commands. Goes on in
-FOLDER/half for some steps, and waits in the middle of the next to be killed.
+Trains to `HALF` in FOLDER/whole, copies that to FOLDER/half, and continues to the end. Then
+commands evaluate the run, fine-tune from it, and predict with the tuned model. Resumes FOLDER/half
+for some steps, and waits to be killed in the middle of the next.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ def stuck_marker(folder: pathlib.Path, host: int) -> pathlib.Path:
 
 @dataclasses.dataclass(frozen=True)
 class Stuck:
-    """Data of a run that has two steps after `HALF`, and then waits without end."""
+    """Data of a run that takes two steps after `HALF`, then waits forever."""
 
     data: StreamedData
     marker: pathlib.Path
@@ -76,12 +76,12 @@ class Stuck:
 
 
 def run_commands(folder: pathlib.Path) -> None:
-    """Evaluates FOLDER/whole, fine-tunes from it, predicts, and retrieves with it.
+    """Evaluate FOLDER/whole, fine-tune from it, predict, and retrieve.
 
-    FOLDER/configs has what each is run with, FOLDER/text.txt what is predicted.
+    FOLDER/configs has the configs of these commands, FOLDER/text.txt the text to predict on.
     """
     tuned, text = folder / "tuned", folder / "text.txt"
-    # Parameters only, as nothing else of an up-to-date checkpoint is needed.
+    # Only parameters are needed of an up-to-date checkpoint.
     whole = mock.patch.object(Checkpoints, "restore", side_effect=AssertionError("whole state"))
     unread = mock.patch.object(Checkpoints, "_could_read_back", return_value=True)
     with whole, unread, mock.patch.object(examples, "MIN_COUNT", 1):
@@ -102,7 +102,7 @@ def _config(folder: pathlib.Path, name: str) -> pathlib.Path:
 
 @contextlib.contextmanager
 def no_files():
-    """Writing a file of results is an error, as it is on all hosts but the first."""
+    """Fail on any write of results, which only the first host may do."""
     error = AssertionError("another host than the first has written a file")
     with (
         mock.patch.object(artifacts, "atomic_path", side_effect=error),

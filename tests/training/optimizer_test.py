@@ -1,4 +1,4 @@
-"""AdamW against its formula, a table by rows against all of it."""
+"""AdamW against its formula, updates by rows against updates of a whole table."""
 
 import dataclasses
 import functools
@@ -31,7 +31,7 @@ def compiled(
 
 
 def run(settings: OptimizerSettings, gradients: list, num_steps: int = 100, first=PARAMS):
-    """Parameters after a step with each of the gradients, in turn, and the last state."""
+    """Return the parameters after a step with each of the gradients, and the last state."""
     optimizer = compiled(settings, num_steps)
     params, state, found = first, optimizer.init(first), []
     for one in gradients:
@@ -107,7 +107,7 @@ class AdamWTest(parameterized.TestCase):
 
     @parameterized.parameters((0.0, 0.0), (1.0, 0.1))
     def test_only_gradients_above_the_norm_are_clipped(self, clip_norm, weight_decay):
-        # Adam all but ignores the size of a gradient, so look at a large one after a small one.
+        # Adam nearly ignores the size of a gradient, so this has a large one after a small one.
         changes = {"clip_norm": clip_norm, "weight_decay": weight_decay, "warmup_steps": 0}
         settings = dataclasses.replace(SETTINGS, **changes)
         small = jax.tree.map(lambda p: np.full_like(p, 0.1), PARAMS)  # a norm of 0.3
@@ -129,7 +129,7 @@ LAYERED = {
 
 class StableAdamWTest(parameterized.TestCase):
     def test_each_layer_has_its_own_rate(self):
-        """A layer moves as it would alone."""
+        """A layer moves as in a model of its own."""
         settings = dataclasses.replace(SETTINGS, kind="stable_adamw", warmup_steps=0)
         optimizer = make_optimizer(settings, 10)
 
@@ -210,7 +210,7 @@ class MuonTest(parameterized.TestCase):
     )
 
     def orthogonalised(self, matrix: np.ndarray) -> np.ndarray:
-        """Five steps of Jordan's iteration, which brings singular values near 1."""
+        """Five steps of Jordan's iteration, which moves singular values towards 1."""
         x = matrix / np.linalg.norm(matrix)
         for _ in range(5):
             a = x @ x.T
@@ -294,14 +294,14 @@ class MuonTest(parameterized.TestCase):
             np.testing.assert_allclose(found["kernel"], moved, rtol=1e-4, atol=1e-5, err_msg=name)
 
         alone = jax.jit(step).lower(grads, params).compile().cost_analysis()["flops"]
-        # 12 and 6 matrices are dealt as 16 and 8.
+        # 12 and 6 matrices are padded to 16 and 8.
         self.assertLess(shared.cost_analysis()["flops"], 1.5 * alone / 8)
         sent = sum(one.sent_bytes() for one in collectives_of(shared.as_text(), 8))
         self.assertLess(sent, 2 * sum(x.nbytes for x in jax.tree.leaves(params)))
 
 
 V, E, NUM_STEPS, PATH = 40, 3, 60, "embeddings/table"
-# A large epsilon, so that the size of a gradient matters, and with it a wrong clipping.
+# With a large epsilon, the size of a gradient and hence wrong clipping matter.
 DENSE = dataclasses.replace(SETTINGS, learning_rate=0.05, clip_norm=1.0, epsilon=0.1)
 
 
@@ -315,7 +315,7 @@ def large_params():
 
 
 def ids_of(step: int) -> np.ndarray:
-    """[R] int32 rows that a step touches, frequent ones mostly; unused slots hold V."""
+    """Return the rows [R] int32 that a step touches, mostly frequent ones; unused slots have V."""
     rng = np.random.default_rng([2, step])
     ids = np.unique(np.append(V * rng.random(9) ** 3, V - 1 - step % 2).astype(np.int32))
     return filled(rng.permutation(ids))
@@ -326,7 +326,7 @@ def filled(ids) -> np.ndarray:
 
 
 def taken(optimizer: Optimizer, params, state, steps: range, by_ids: bool):
-    """Parameters and state after steps, each with gradients of the rows of `ids_of` alone."""
+    """Return parameters and state after steps with gradients of only the rows of `ids_of`."""
     for step in steps:
         ids, rng = ids_of(step), np.random.default_rng([1, step])
         read, held = optimizer.read(params, state, {PATH: ids} if by_ids else {})
@@ -351,7 +351,7 @@ class TableTest(parameterized.TestCase):
         grads = jax.tree.map(lambda x: np.full(x.shape, 1e6, np.float32), read)
         after, skipped = optimizer.update(grads, held, params, state)
         self.assertEqual(int(skipped.skipped), 1)
-        # Reading all rows applies updates: as many, to the same values.
+        # Reading all rows applies equally many updates, with the same values.
         for one in ((params, state), (after, skipped)):
             found, of_all = optimizer.apply_pending_updates(*one)
             expected = locals().setdefault("expected", found)
@@ -383,7 +383,7 @@ class TableTest(parameterized.TestCase):
 
         moved = np.linalg.norm(table(dense) - first["embeddings"]["table"])
         behind = np.linalg.norm(table(rows) - table(dense)) / moved
-        # What is read is up to date; so is all of it after pending updates.
+        # Rows are up to date when read, and all rows after pending updates.
         ids = np.array([V - 3, 0, 20, V])
         read, _ = of_rows.read(*rows, {PATH: filled(ids)})
         rows = of_rows.apply_pending_updates(*rows)
@@ -392,12 +392,12 @@ class TableTest(parameterized.TestCase):
         distance = np.linalg.norm(table(rows) - table(dense)) / moved
         self.assertLess(distance, 0.01)
         self.assertGreater(behind, 3 * distance)  # something was pending
-        # And the run goes on from there.
+        # The run continues from there.
         later = range(half.stop, half.stop + 5)
         dense, _ = taken(of_dense, *dense, later, by_ids=False)
         rows = of_rows.apply_pending_updates(*taken(of_rows, *rows, later, by_ids=True))
         self.assertLess(np.linalg.norm(table(rows) - table((dense,))) / moved, 0.01)
-        # The other parameters are dense in both, and the norm of all gradients clips them.
+        # Other parameters are dense in both, and clipped by the norm of all gradients.
         for one in (dense, rows[0]):
             del one["embeddings"]["table"]
         check = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)

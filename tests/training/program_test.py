@@ -1,4 +1,4 @@
-"""Training a real, tiny model: stopped against uninterrupted, sharded against single."""
+"""Training of a tiny model: interrupted against uninterrupted, sharded against one device."""
 
 import contextlib
 import dataclasses
@@ -40,10 +40,9 @@ SINGLE = (1, 1, 1)
 def config(variant: str):
     """Refreshes before steps 0, 3 and 6, evaluations after every second, checkpoints after 4 and 8.
 
-    "plain" is the paper's algorithm. "rows" has all that makes a large vocabulary cheap: of its 512
-    table rows a step touches 400 at most. Of these it alone has an encoder layer, half of what a
-    step compiles and no state of a kind of its own. "hosts" is "plain" with a layer,
-    and has pairs in every step.
+    "plain" is the paper's algorithm. "rows" has everything for a large vocabulary: a step touches
+    at most 400 of its 512 table rows. It has an encoder layer, which takes half of the compilation
+    and adds no new kind of state. "hosts" is "plain" with a layer and with pairs in every step.
     """
     config = quickstart.get_config("runlocal")
     config.model.update(
@@ -64,7 +63,7 @@ def config(variant: str):
         layer.update(k=9, capacity=136, group_size=4)
         config.optimizer.embedding_update = "rows"
     if variant == "pairs":
-        # A position bias is in "rows", Muon in the others.
+        # "rows" has a position bias, the others have Muon.
         config.model.position, config.optimizer.kind = "learned", "adamw"
         config.data.update(pair_share=0.3, contrast_share=0.3, pair_positions="restart")
         config.data.alpha_phases = ((2, 0.0),)
@@ -73,7 +72,7 @@ def config(variant: str):
 
 
 def write_dataset(folder: pathlib.Path, languages: tuple[str, ...] = ("aa", "bb")) -> PackedDataset:
-    """Rows of random documents in some languages, and pairs of them."""
+    """Write rows of random documents in some languages, and pairs of these."""
     special = SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4)
     rng = np.random.default_rng(0)
     statistics: dict[str, dict[str, dict[str, int]]] = {language: {} for language in languages}
@@ -143,7 +142,7 @@ def data_of(variant: str, functions: TrainFunctions) -> StreamedData:
 
 @dataclasses.dataclass(frozen=True)
 class Broken(StreamedData):
-    """Data that ends with an error before a step."""
+    """Data that fail before step `stop_at`."""
 
     stop_at: int | None = None
 
@@ -157,11 +156,11 @@ class Broken(StreamedData):
 def train_and_watch(
     functions: TrainFunctions, variant: str, folder: pathlib.Path, stop_at: int | None = None
 ):
-    """Train with evaluations; return the last state and what each step was given."""
+    """Train with evaluations; return the last state and the inputs of each step."""
     seen = []
 
     def train_step(objective, state, batch):
-        index = np.asarray(state.extra[NEIGHBOURS])
+        index = np.asarray(state.aux_state[NEIGHBOURS])
         seen.append((int(state.step), batch["tokens"], index))
         return functions.train_step(objective, state, batch)
 
@@ -183,7 +182,7 @@ class ResumeTest(folders.FolderTest):
 
         @functools.cache
         def whole_run(variant: str):
-            """Folder, last state and steps of a run that nothing stops, for reading alone."""
+            """Folder, last state and steps of an uninterrupted run; do not write to it."""
             state, steps = train_and_watch(functions(variant, SINGLE), variant, parent / variant)
             return parent / variant, jax.device_get(state), steps
 
@@ -200,7 +199,7 @@ class ResumeTest(folders.FolderTest):
         whole, expected, expected_steps = self.whole_run(variant)
         stopped = self.new_folder()
         _, first_steps = train_and_watch(functions(variant, SINGLE), variant, stopped, stop_at=5)
-        # From the checkpoint after step 4, with the index of step 3.
+        # Resumes from the checkpoint after step 4, with the index of step 3.
         fresh = functions.__wrapped__(variant, SINGLE)
         state, steps = train_and_watch(fresh, variant, stopped)
         self.assert_is_whole_run(state, stopped, variant)
@@ -226,7 +225,7 @@ class ResumeTest(folders.FolderTest):
             train_variant(
                 rows, "rows", stopped, should_stop=lambda step: step == stop_at, **arguments
             )
-        # Evaluations are due after even steps: only then are all rows brought up to date.
+        # Evaluations follow even steps, and only then are all rows up to date.
         step, saved = restore_latest(stopped / "checkpoints", rows.abstract_after)
         self.assertEqual(step, stop_at)
         behind = bool((saved.opt_state.tables[TABLE].last_step < step).any())
@@ -254,14 +253,14 @@ class ResumeTest(folders.FolderTest):
         # The third step on rows begins the second phase.
         alphas = [config("pairs").data.alpha] * 2 + [0.0] * (len(of_rows) - 2)
         np.testing.assert_allclose([r["train/alpha"] for r in of_rows], alphas, rtol=1e-6)
-        # Each step's loss lies among those of the languages that it has rows of.
+        # The loss of a step lies between those of its languages.
         for r in of_rows:
             of_languages = [v for name, v in r.items() if name.startswith("train/loss/")]
             self.assertBetween(r["train/loss"], min(of_languages), max(of_languages))
 
     def assert_all_is_on(self, state, records: list[dict[str, float]]):
-        """Or else the test could not tell whether any of it is restored."""
-        # What is saved has been flushed, and more than one step has left some rows alone.
+        """Otherwise the test could not detect a state that is not restored."""
+        # Saved rows are up to date, and several steps did not touch some of them.
         np.testing.assert_array_equal(state.opt_state.tables[TABLE].last_step, 8)
         candidates = [r["train/candidates"] for r in records if "train/candidates" in r]
         self.assertLess(min(candidates), 128)
@@ -283,7 +282,7 @@ class ResumeTest(folders.FolderTest):
             )
             self.assertLen(mine, count)
             np.testing.assert_allclose(mine, others, rtol=1e-5)
-        np.testing.assert_array_equal(state.extra[NEIGHBOURS], expected.extra[NEIGHBOURS])
+        np.testing.assert_array_equal(state.aux_state[NEIGHBOURS], expected.aux_state[NEIGHBOURS])
 
         rows, (table, bias) = PADDED // 2, output_table(state.params)
         matrices, (adam, *_) = state.opt_state.others.matrices[0], state.opt_state.others.others

@@ -1,4 +1,4 @@
-"""The line of progress of a run: mean losses by kind of step, since the line before."""
+"""The progress line of a run: mean losses by kind of step, since the last line."""
 
 import io
 import pathlib
@@ -34,7 +34,7 @@ class ProgressTest(folders.FolderTest):
         self.objective = Mixture({kind: Term(term, name, 0.5) for kind, name in TERMS.items()})
 
     def train(self, log_every: int, folder: pathlib.Path, objective=None) -> Progress:
-        """Take all steps, of losses that no device has computed."""
+        """Take all steps, with losses that no device has computed."""
         functions, data = mock.Mock(stage="first"), mock.Mock()
         functions.mesh.size, data.step_values.return_value = 1, {}
         settings = TrainSettings(num_steps=len(KINDS), log_every=log_every)
@@ -56,7 +56,7 @@ class ProgressTest(folders.FolderTest):
         return [one.partition("train  ")[2].strip() for one in logs.output if "train  " in one]
 
     def expected(self, first: int, last: int) -> dict[str, str]:
-        """Mean losses of steps after `first`, to `last`, by what metrics.jsonl says of each."""
+        """Mean losses of the steps after `first` up to `last`, from metrics.jsonl."""
         records = read_metrics(self.folder / "every_1_0.0" / "metrics.jsonl")[first:last]
         found = {}
         for name, shown in NAMES.items():
@@ -71,7 +71,7 @@ class ProgressTest(folders.FolderTest):
             shown |= self.expected(3 * number - 3, 3 * number)  # of others as before
             losses = ", ".join(f"{name} {loss}" for name, loss in shown.items())
             start = f"{3 * number} of 9 steps ({100 * number / 3:.0f}%), {losses}, 00:00 left"
-            speed = r", [\d,]+ tokens/s" if number > 1 else ""  # at first it compiles
+            speed = r", [\d,]+ tokens/s" if number > 1 else ""  # compilation comes first
             self.assertRegex(line, f"^{re.escape(start)}{speed}$")
         self.assertEqual(number, 3)
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged, cannot be read now, or are another state's, told apart."""
+"""Distinction of damaged checkpoints, unreadable ones, and those of another state."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ from xlm.training import checkpoint, digests, faults
 from xlm.training.checkpoint import Checkpoints, DamagedError, SaveError, restore_latest
 from xlm.training.faults import OtherStateError, UnreadableError
 
-# Of a checkpoint: all that Orbax writes besides the arrays.
+# All files of a checkpoint that Orbax writes besides the arrays.
 METADATA = ("_CHECKPOINT_METADATA", "state/_METADATA", "state/array_metadatas/process_0")
 
 
@@ -28,7 +28,7 @@ def write(name: str, content: bytes) -> Callable[[pathlib.Path], None]:
 
 
 def rename_an_array(folder: pathlib.Path) -> None:
-    """Changes a letter, after which the file still parses."""
+    """Change a letter such that the file still parses."""
     path = folder / "state" / "_METADATA"
     path.write_text(path.read_text().replace("moment", "momenu"))
 
@@ -85,7 +85,7 @@ class FaultTest(checkpoint_test.TestCase):
 
     def test_what_the_system_does_not_let_us_read_is_no_damage(self):
         self.start_with(1, 2)
-        (self.folder / "2/state/_METADATA").unlink()  # for what Orbax takes files of no permission
+        (self.folder / "2/state/_METADATA").unlink()  # Orbax's error for files without permission
         fault = PermissionError(13, "Permission denied", "f")
         error = r"checks/2 cannot be read now \(Permission denied: f\).* rerun the command"
         with mock.patch.object(faults, "open", side_effect=fault, create=True):
@@ -185,12 +185,12 @@ class FiniteTest(checkpoint_test.TestCase):
         ints = jnp.full(3, 0x7FC00000, jnp.int32)  # the bits of NaN
         for value in (jnp.nan, jnp.inf, -jnp.inf):
             bad = jnp.zeros((5, 7), jnp.bfloat16).at[4, 6].set(value)
-            state.extra.update({"ids": ints, "sums": bad})
+            state.aux_state.update({"ids": ints, "sums": bad})
             with mock.patch.object(digests, "_MOST_WORDS_ON_HOST", most_on_host):
                 found = digests.inspect(state)
                 self.assertEqual(found.fault, "numbers that are not finite, in extra.sums")
                 self.assertEqual(found.params_digest, digest(state.params))
-                state.extra["sums"] = jnp.ones(3)
+                state.aux_state["sums"] = jnp.ones(3)
                 self.assertEqual(digests.inspect(state).fault, "")
 
     def test_one_that_was_saved_is_named(self):

@@ -1,7 +1,7 @@
-"""Runs of replaced-token detection: stopped against uninterrupted, sharded against single.
+"""Replaced-token detection: interrupted against uninterrupted, sharded against one device.
 
-All with a narrow generator, spans of masks, correction of replaced tokens, and robust sampling of
-pairs, whose phases begin with steps 2 and 5.
+All runs have a narrow generator, masked spans, correction of replaced tokens, and robust sampling
+of pairs. Its phases begin with steps 2 and 5.
 """
 
 import dataclasses
@@ -30,18 +30,18 @@ from xlm.training.step import TrainFunctions
 
 
 def config() -> ConfigDict:
-    """Text and pairs in every step; k-NN sampling, tables by rows, two of them."""
+    """Text and pairs in every step; k-NN sampling, and two tables by rows."""
     found = program_test.config("rows")
     found.objective = "replaced_token"
-    # Layers would multiply what is compiled. They are in `program_test`, as are Muon and a gated
-    # position bias.
+    # Layers would multiply the compilation. `program_test` has layers, Muon and a gated position
+    # bias.
     found.replaced_token.update(generator_layers=0, embeddings="disentangled")
     found.replaced_token.update(generator_width=0.5, corrective_weight=1.0)
     found.mask.span = 3.0
     found.model.update(num_layers=0, position="learned")
     found.optimizer.kind = "adamw"
     found.data.update(kinds="joint", pair_share=0.5, pair_sampling="sinkhorn")
-    found.robust.update(num_phases=2, shrink=False)  # which so few examples would level
+    found.robust.update(num_phases=2, shrink=False)  # which so few examples would make uniform
     return found
 
 
@@ -59,7 +59,7 @@ def functions(axes: tuple[int, int, int]) -> TrainFunctions:
 
 @functools.cache
 def detection(axes: tuple[int, int, int]) -> list:
-    """The last evaluator of training, which compiles the programs that all runs share."""
+    """The last evaluator of training, with compiled programs that all runs share."""
     compiled = functions(axes)
     found = evaluators.training_evaluators(
         config(), compiled.objective, small_dataset(), compiled.mesh
@@ -69,7 +69,7 @@ def detection(axes: tuple[int, int, int]) -> list:
 
 def tearDownModule():
     for one in (functions, detection):
-        one.cache_clear()  # or their programs would stay loaded
+        one.cache_clear()  # otherwise their programs would stay loaded
 
 
 class RunTest(folders.FolderTest):
@@ -86,7 +86,7 @@ class RunTest(folders.FolderTest):
         cls.whole = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory())) / "train"
         cls.state = cls().run_to_the_end(cls.whole)
 
-    @parameterized.parameters(4, 5)  # within a phase, and before one is solved
+    @parameterized.parameters(4, 5)  # within a phase, and before the solution of one
     def test_a_stopped_run_goes_on_as_if_nothing_had_happened(self, stop_at):
         stopped = self.new_folder()
         with self.assertRaises(Stopped):
@@ -118,15 +118,16 @@ class RunTest(folders.FolderTest):
         found, expected = (read_metrics(f / "metrics.jsonl") for f in (folder, self.whole))
         self.assertEqual([sorted(r) for r in found], [sorted(r) for r in expected])
         for one, other in zip(found, expected, strict=True):
-            # Rounding differs, and what differs after a step adds up.
+            # Rounding differs, and differences add up over steps.
             rtol = 1e-5 if one["step"] <= 4 else 1e-4
             for name in one.keys() & {"train/loss", "train/grad_norm", "rtd/unigram/loss"}:
                 np.testing.assert_allclose(one[name], other[name], rtol=rtol, err_msg=name)
             for name in one:
                 if name.endswith("/replaced"):  # the same samples
                     self.assertEqual(one[name], other[name], name)
-        # Of the index of step 6: neighbours that are nearly equally near may change places.
-        is_other = np.asarray(state.extra[NEIGHBOURS]) != np.asarray(self.state.extra[NEIGHBOURS])
+        # The index of step 6: nearly equal neighbours may change places.
+        before, after = (np.asarray(x.aux_state[NEIGHBOURS]) for x in (self.state, state))
+        is_other = after != before
         self.assertLess(is_other.mean(), 1e-3)
         of_devices, of_one = (load_pair_record(f / RECORD).phases for f in (folder, self.whole))
         for one, other in zip(of_devices, of_one, strict=True):

@@ -17,7 +17,7 @@ SCHEDULES = {
     "decay": optax.join_schedules(
         [optax.linear_schedule(0.0, 1e-2, 40), optax.polynomial_schedule(1e-2, 0.0, 2.0, 160)], [40]
     ),
-    # Takes one step only, no array of them.
+    # accepts one step, not an array of steps
     "scalar": lambda step: jax.lax.cond(step < 40, lambda: 1e-2, lambda: 5e-3),
 }
 
@@ -31,7 +31,7 @@ def filled(*ids: int) -> np.ndarray:
 
 
 def sparse_steps(scale: float = 1.0, num_steps: int = STEPS):
-    """Ids [T, R] by Zipf's law, two slots unused, and gradients [T, R, E]."""
+    """Ids [T, R] by Zipf's law, with two unused slots, and gradients [T, R, E]."""
     rng = np.random.default_rng(0)
     p = 1 / np.arange(1.0, V + 1) ** 1.5
     draw = functools.partial(rng.choice, V, R, replace=False, p=p / p.sum())
@@ -106,10 +106,10 @@ class AgainstDenseTest(parameterized.TestCase):
         ("constant", 0.0), ("constant", 0.01), ("decay", 0.0), ("decay", 1.0), ("scalar", 0.1)
     )
     def test_few_rows_in_a_step(self, schedule, weight_decay):
-        # Of a movement in missed steps, ending the sum leaves out about 0.001. One eps for all
-        # missed steps is off by at most a quarter of the relative variance of eps_j: its deviation
-        # is (1 - b2) / 2 times that of a geometric law of i, about 10 steps, so 0.1^2 / 4 = 0.0025,
-        # and only where eps and sqrt(v) are about equal.
+        # The truncated sum leaves out about 0.001 of a movement in missed steps. One eps for all of
+        # them is off by at most a quarter of the relative variance of eps_j. Its deviation is
+        # (1 - b2) / 2 times that of a geometric law of i, about 10 steps. So the error is at most
+        # 0.1^2 / 4 = 0.0025, and only if eps and sqrt(v) are about equal.
         settings = {"b2": 0.98, "eps": 1e-6, "weight_decay": weight_decay}
         optimizer = row_adamw(SCHEDULES[schedule], **settings)
         adamw = optax.adamw(SCHEDULES[schedule], **settings)
@@ -124,7 +124,7 @@ class AgainstDenseTest(parameterized.TestCase):
             )
             return table, dense_steps(adamw, jnp.asarray(start()), *given[1:])
 
-        # Gradients beside which eps is nothing, about equal, everything.
+        # Gradients much larger than eps, about equal to it, and much smaller.
         scales = np.array([1.0, 1e-6, 1e-9], np.float32)
         for table, dense, bound in zip(*both(scales), (5e-4, 2.5e-3, 5e-4), strict=True):
             distance = np.linalg.norm(table - dense) / np.linalg.norm(dense - start())

@@ -1,4 +1,4 @@
-"""The page of a run in progress, and runs side by side."""
+"""The page of a run in progress, and of several runs."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ TEXT = {"en": (300, 1000), "he": (200, 400)}  # tokens and characters
 
 
 def run(name: str, tokenizer: str, *, factor: float = 1.0, text=TEXT, **settings) -> Run:
-    """A run whose losses in bits a character do not depend on `factor`, tokens of a vocabulary."""
+    """A run whose losses in bits per character do not depend on `factor`, tokens per character."""
     statistics = {
         language: {"heldout": {"tokens": tokens * factor, "characters": characters}}
         for language, (tokens, characters) in text.items()

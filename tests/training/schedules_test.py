@@ -13,7 +13,7 @@ NUM_STEPS = 100
 
 
 def rates(num_steps: int = NUM_STEPS, **changes) -> np.ndarray:
-    """Relative to the peak, of steps 0, 1, ... to the last, and of two after it."""
+    """Rates relative to the peak, from step 0 to the last, and for two steps after it."""
     values = {
         "learning_rate": 0.5, "warmup_steps": 0, "schedule": "polynomial", "decay_power": 1.0,
         "decay_fraction": 0.2, "final_rate_ratio": 0.0, "decay_shape": "power", **changes,
@@ -22,7 +22,7 @@ def rates(num_steps: int = NUM_STEPS, **changes) -> np.ndarray:
     return np.asarray(jax.jit(schedule)(np.arange(num_steps + 2))) / 0.5
 
 
-# Those that reach the final rate at the last step.
+# These reach the final rate at the last step.
 ENDING = tuple(one for one in SCHEDULES if one != "inverse_sqrt")
 
 
@@ -34,7 +34,7 @@ class ScheduleTest(parameterized.TestCase):
         np.testing.assert_allclose(up, np.arange(1, len(up) + 1) / 10, rtol=1e-6)
         self.assertEqual(down[0], 1)
         self.assertTrue((np.diff(down) <= 0).all())
-        np.testing.assert_allclose(down[-3:], final, rtol=1e-6)  # the last step's, and it stays
+        np.testing.assert_allclose(down[-3:], final, rtol=1e-6)  # the last step's rate, which stays
         self.assertGreater(down[-4], final)
 
     def test_a_run_of_one_step_has_the_peak(self):
@@ -99,4 +99,4 @@ class ScheduleTest(parameterized.TestCase):
         error = "decay_fraction is 0.2: its 2 steps and optimizer.warmup_steps 9"
         with self.assertRaisesRegex(ValueError, error):
             rates(10, schedule="wsd", warmup_steps=9)
-        rates(10, warmup_steps=9)  # no matter to the others
+        rates(10, warmup_steps=9)  # irrelevant to the others

@@ -1,4 +1,4 @@
-"""The optimizer sharded over `data`: the same numbers, smaller shards, fewer bytes sent."""
+"""The optimizer sharded over `data`: same numbers, smaller shards, fewer bytes sent."""
 
 import dataclasses
 import functools
@@ -83,7 +83,7 @@ class StepTest(parameterized.TestCase):
         for one, other in zip(metrics, expected_metrics, strict=True):
             self.assertEqual(one.keys(), other.keys())
             jax.tree.map(check, one, other)
-        # Whatever is large has a share on each device along `data`.
+        # Each device along `data` has a share of each large array.
         for path, array in jax.tree.leaves_with_path((state.params, state.opt_state)):
             if array.ndim > 1:
                 axes_of_last = array.sharding.spec[-1]

@@ -1,4 +1,4 @@
-"""Meshes that fit and meshes that do not, settings of the loop, and the table of parameters."""
+"""Valid and invalid meshes, settings of the loop, and the table of parameters."""
 
 import dataclasses
 import math
@@ -70,10 +70,10 @@ class TableAxesTest(parameterized.TestCase):
 
 
 class SlicesTest(parameterized.TestCase):
-    """Meshes over several slices or machines, by devices that say where they are."""
+    """Meshes over several slices or machines, with devices that name theirs."""
 
     def devices_of(self, wanted, places: str, *names: str) -> np.ndarray:
-        """The devices of a mesh over two slices; `places` has a digit for each name of each."""
+        """Devices of a mesh over two slices; `places` has a digit per name and device."""
         devices = []
         for number, place in enumerate(places.split()):
             of_place = dict(zip(names, map(int, place), strict=True))
@@ -87,7 +87,7 @@ class SlicesTest(parameterized.TestCase):
     @parameterized.parameters(
         ((-1, 1, 2), "0 1 0 1 0 1 0 1", ("slice_index",), [0, 2, 4, 6, 1, 3, 5, 7]),
         ((2, 4, 1), "0 0 0 0 1 1 1 1", ("slice_index",), [0, 1, 2, 3, 4, 5, 6, 7]),
-        # Processes are slices where devices do not tell, and a slice has several.
+        # Processes are slices if devices name none. A slice may have several processes.
         ((4, 1, 1), "1 1 0 0", ("process_index",), [2, 3, 0, 1]),
         ((4, 1, 1), "10 11 02 03", ("slice_index", "process_index"), [2, 3, 0, 1]),
     )
@@ -132,12 +132,12 @@ class HostPartsTest(parameterized.TestCase):
             return host_parts(mesh)
 
     @parameterized.parameters(
-        ((4, 2, 1), "00001111", ((1,), 2)),  # each host its half
-        ((2, 1, 4), "00112233", ((0,), 2)),  # hosts 0 and 1 the same half
-        ((1, 1, 8), "00001111", ((0,), 1)),  # both all of it
-        ((8, 1, 1), "00110011", ((1, 3), 4)),  # halves that are not in one piece
+        ((4, 2, 1), "00001111", ((1,), 2)),  # each host has its half
+        ((2, 1, 4), "00112233", ((0,), 2)),  # hosts 0 and 1 have the same half
+        ((1, 1, 8), "00001111", ((0,), 1)),  # both have all rows
+        ((8, 1, 1), "00110011", ((1, 3), 4)),  # halves of several pieces
         ((8, 1, 1), "01100110", ((1, 2, 5, 6), 8)),
-        ((4, 1, 2), "01011010", ((0,), 1)),  # all of it, on whichever devices
+        ((4, 1, 2), "01011010", ((0,), 1)),  # all rows, whatever the devices
     )
     def test_hosts_feed_the_rows_that_they_hold(self, shape, hosts, expected):
         self.assertEqual(self.parts_of(1, shape, hosts), expected)

@@ -1,4 +1,4 @@
-"""Being asked to stop, by real signals."""
+"""Stop requests by real signals."""
 
 import os
 import queue
@@ -15,7 +15,7 @@ from tests import commands
 from xlm.training import signals
 from xlm.training.signals import StopRequest
 
-# Compiled code that Python's handlers wait for, and two times Ctrl-C meanwhile.
+# Ctrl-C twice during compiled code, for which Python's handlers wait.
 COMMAND = """\
 import hashlib, os, signal, sys, threading, time
 from xlm.common import interruption
@@ -102,6 +102,6 @@ class StopRequestTest(parameterized.TestCase):
             mock.patch.object(multihost_utils, "reached_preemption_sync_point", reached),
             StopRequest() as should_stop,
         ):
-            self.assert_handlers_are_back()  # SIGTERM is for JAX to hear
+            self.assert_handlers_are_back()  # JAX handles SIGTERM
             self.assertEqual([should_stop(step) for step in (1, 2, 3)], [False, False, True])
         self.assertEqual(asked, [1, 2, 3])

@@ -1,4 +1,4 @@
-"""Metrics on disk, after kills and resumes; in other packages' files; sinks that fail."""
+"""Metrics on disk after kills and resumes, in files of other packages, and failing sinks."""
 
 import contextlib
 import dataclasses
@@ -88,7 +88,7 @@ class SinksTest(toy_runs.TestCase):
         with broken, self.assertLogs(level="WARNING") as logs:
             self.train_twice("tensorboard")
         found = [line for line in logs.output if "keep its metrics" in line]
-        self.assertLen(found, opened.call_count)  # one a start
+        self.assertLen(found, opened.call_count)  # one per start
         self.assertIn("tensorboard failed (ConnectionError: no route)", found[0])
 
     def test_a_sink_that_hangs_holds_up_no_run(self):
@@ -131,7 +131,7 @@ class MetricsTest(folders.FolderTest):
         for resume_step in (9, 4, 0):
             self.write_steps(range(resume_step + 1, 11), resume_step)
             self.assertEqual(self.path.read_bytes(), uninterrupted)
-        MetricsWriter(self.path)  # another run starts from nothing
+        MetricsWriter(self.path)  # another run starts without any
         self.assertEqual(self.path.read_bytes(), b"")
 
     def test_a_line_that_was_cut_off_is_left_out(self):

@@ -1,4 +1,4 @@
-"""Stages of a run: only a part is trained first, as a run of its own, and a resume is exact."""
+"""Stages of a run: the first trains a part, like a run of its own, and resumes are exact."""
 
 import dataclasses
 import functools
@@ -47,7 +47,7 @@ def initial_params():
 
 
 def first_state(functions: TrainFunctions) -> TrainState:
-    """What `init` returns for seed 0, without a program for each."""
+    """The result of `init` for seed 0, without compiling it for each."""
     return factories.first_state(functions, initial_params())
 
 
@@ -96,7 +96,7 @@ class ResumeTest(TestCase):
                 self.assertEqual(
                     jax.tree.structure(saved), jax.tree.structure(there.abstract_state)
                 )
-                # Of whichever stage a checkpoint is, its parameters are read the same way.
+                # Parameters are read in the same way from checkpoints of all stages.
                 step, params = restore_latest_params(folder / "checkpoints", first)
                 self.assertEqual(step, after)
                 assert_equal(params, there.apply_pending_updates(saved).params)
@@ -111,7 +111,7 @@ class StageTest(TestCase):
         settings = dataclasses.replace(STAGED, embedding_update=update)
         frozen = dataclasses.replace(OPTIMIZER, frozen=("output", "scale"))
         functions = functions_of(settings, num_parts=num_parts)
-        # Of as many steps, so that the schedule is that of the stage.
+        # As many steps, so the schedule equals that of the stage.
         reference = functions_of(frozen, SWITCH, num_parts)
         first = initial_params()
         expected = steps_taken(reference, first_state(reference), range(SWITCH))
@@ -119,14 +119,14 @@ class StageTest(TestCase):
         found = functions.apply_pending_updates(found)
         for name in ("output", "scale"):
             assert_equal(found.params[name], first[name])
-        # Rows differ from a dense update in their missed steps, see `row_adamw`.
+        # Rows differ from dense updates in missed steps, see `row_adamw`.
         table, of_reference, start = (
             one["input"]["table"] for one in (found.params, expected.params, first)
         )
         tolerance = 1e-6 if update == "dense" else 2e-3
         np.testing.assert_allclose(table, of_reference, atol=tolerance)
         self.assertGreater(np.abs(table - start).max(), 0.02)
-        assert_equal(found.extra, expected.extra)
+        assert_equal(found.aux_state, expected.aux_state)
 
     def test_the_second_is_a_run_from_the_parameters_of_the_first(self):
         settings = dataclasses.replace(STAGED, embedding_update="rows")
@@ -160,7 +160,7 @@ class StageTest(TestCase):
 
 
 class Held(SkipGram):
-    """Skip-gram that no gradient of the output table comes from."""
+    """Skip-gram without a gradient of the output table."""
 
     def loss(self, params, rows, plan, key):
         return super().loss(
@@ -171,7 +171,7 @@ class Held(SkipGram):
 class FrozenTest(TestCase):
     @parameterized.parameters(("rows", 1), ("dense", 2))
     def test_others_are_trained_as_if_it_had_no_gradient(self, update, num_parts):
-        # A weight that decays would move the output table of the reference.
+        # Weight decay would move the output table of the reference.
         settings = dataclasses.replace(OPTIMIZER, embedding_update=update, weight_decay=0.0)
         frozen = dataclasses.replace(settings, frozen=("output",))
         found, expected = (
@@ -196,7 +196,7 @@ class FrozenTest(TestCase):
         self.assertEqual(str(functions.stage), "all parameters but 'output', steps 0 to 8")
         state = steps_taken(functions, first_state(functions), range(3))
         output = functions.apply_pending_updates(state).params["output"]
-        assert_equal(output, initial_params()["output"])  # nor does it decay
+        assert_equal(output, initial_params()["output"])  # no decay either
 
 
 class ScheduleTest(TestCase):
@@ -212,7 +212,7 @@ class ScheduleTest(TestCase):
         np.testing.assert_allclose(found, each if restart else whole, atol=1e-8)
 
     def test_one_schedule_is_also_the_optimizers(self):
-        """Not only the metric: without decay of weights, at a rate of 0 nothing moves."""
+        """Not only in the metric: at rate 0 without weight decay, nothing moves."""
         settings = dataclasses.replace(STAGED, restart_schedule=False)
         settings = dataclasses.replace(settings, stages=(("input", NUM_STEPS - 1),))
         functions = functions_of(settings)

@@ -1,4 +1,4 @@
-"""Toy runs of the loop, which the tests of its intervals, records and stops share."""
+"""Toy runs of the loop, for tests of its intervals, records and stops."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ GOOD, NAN_LOSS, NAN_GRADIENT = 1.0, np.nan, 0.0
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Toy(Objective):
-    """Learns sqrt(x (100 + sum of w)); keeps a copy of w, renewed in the first 8 steps."""
+    """Learns sqrt(x (100 + sum of w)); keeps a copy of w, refreshed in the first 8 steps."""
 
     exact: bool = False
     every: int = 3
@@ -36,14 +36,14 @@ class Toy(Objective):
     def init(self, key):
         return {"w": jnp.zeros(4)}
 
-    def init_extra(self):
+    def init_aux_state(self):
         return {"copy": jnp.full(4, -1.0), "copied_at": jnp.int32(-1)}
 
     def due(self, step):
         return ("copy",) if not self.exact and step % self.every == 0 else ()
 
-    def refresh(self, params, extra, names, step):
-        report = {"moved": (jnp.abs(params["w"] - extra["copy"]).sum(), jnp.float32(1))}
+    def refresh(self, params, aux_state, names, step):
+        report = {"moved": (jnp.abs(params["w"] - aux_state["copy"]).sum(), jnp.float32(1))}
         return {"copy": params["w"], "copied_at": step}, report
 
     @functools.cached_property
@@ -64,7 +64,7 @@ class Toy(Objective):
 
 
 class Data:
-    """The first batches as given, good ones after that."""
+    """Yields the given batches first, good ones afterwards."""
 
     def __init__(self, *values: float):
         self._values = values
@@ -88,7 +88,7 @@ def toy_functions() -> TrainFunctions:
 
 @functools.cache
 def whole_run() -> tuple[pathlib.Path, TrainState]:
-    """Folder and last state of a run that nothing stops, for reading alone."""
+    """Folder and last state of an uninterrupted run; do not write to it."""
     folder = tempfile.TemporaryDirectory()
     whole_run.folder = folder  # removed when the process ends
     path = pathlib.Path(folder.name)

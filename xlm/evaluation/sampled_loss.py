@@ -13,7 +13,7 @@ from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
 from knn_sampling.output_layer import without_z_loss
 from xlm.evaluation.batch_layout import BatchLayout, heldout_rows
 from xlm.objectives.masked_lm import MaskedLM
-from xlm.objectives.objective import Batch, Extra, LossAndMetrics, gathered_rows, means
+from xlm.objectives.objective import AuxState, Batch, LossAndMetrics, gathered_rows, means
 
 
 class SampledLoss:
@@ -50,7 +50,7 @@ class SampledLoss:
         for number, batch in enumerate(self._batches):
             key = jax.random.fold_in(self._key, number)
             placed = self._layout.placed(batch)
-            losses = self._losses(state.params, state.extra, *placed, key, state.step)
+            losses = self._losses(state.params, state.aux_state, *placed, key, state.step)
             found = jax.device_get(losses)
             for name, (total, weight) in found.items():
                 before, weight_before = totals.get(name, (0.0, 0.0))
@@ -58,14 +58,14 @@ class SampledLoss:
         return {f"sampling/{name}": value for name, value in means(totals).items()}
 
     def _losses_of(
-        self, params, extra: Extra, tokens: jax.Array, key: jax.Array, step: jax.Array
+        self, params, aux_state: AuxState, tokens: jax.Array, key: jax.Array, step: jax.Array
     ) -> LossAndMetrics:
         """Return both losses of a batch [B, L] at the same positions, masked as in step `step`."""
 
         def found(objective: MaskedLM) -> LossAndMetrics:
             layer = without_z_loss(objective.output_layer)
             objective = dataclasses.replace(objective, output_layer=layer)
-            plan, touched = objective.plan(extra, Batch({"tokens": tokens}, PACKED), key, step)
+            plan, touched = objective.plan(aux_state, Batch({"tokens": tokens}, PACKED), key, step)
             return objective.loss(params, gathered_rows(params, touched), plan, None)[0]
 
         sampled = found(self._objective)

@@ -37,7 +37,7 @@ from xlm.training.sharding import make_abstract_mesh, num_batch_shards
 from xlm.training.state import parameter_table
 from xlm.training.step import TrainFunctions
 
-PARTS = ("parameters", "optimizer", "extra state", "gradients", "activations")
+PARTS = ("parameters", "optimizer", "auxiliary state", "gradients", "activations")
 # By name: layers, width, heads, width of the MLP, pieces, and whether LayerNorm comes first, as in
 # config.json of the published models. All have 512 positions for text.
 _ENCODERS = {
@@ -183,7 +183,7 @@ def estimate_fine_tuning(config: ConfigDict, num_devices: int, encoder: str = ""
     mesh = make_abstract_mesh(fine_tuning.MESH, num_devices)
     functions = fine_tuning.train_functions(config, objective, mesh, num_steps=1000)
     state = state_bytes(functions)
-    del state["extra state"]  # fine-tuning has none
+    del state["auxiliary state"]  # fine-tuning has none
 
     batch, shards = config.train.batch_size, num_batch_shards(mesh)
     if batch % shards:

@@ -25,7 +25,7 @@ from xlm.common.schema import settings
 from xlm.experiment import streams
 from xlm.experiment.data import pair_shares
 from xlm.objectives.best_response import best_response, shrunk
-from xlm.objectives.objective import Extra
+from xlm.objectives.objective import AuxState
 from xlm.objectives.pair_losses import PairSums, mean_pair_losses, standard_errors
 from xlm.objectives.replaced_token import PAIR_LOSSES
 from xlm.objectives.settings import RobustSettings
@@ -161,7 +161,7 @@ class ReweightedData:
         later = (phase for phase in self._phase_steps if phase > step)
         return min(later, default=self.config.train.num_steps)
 
-    def renew(self, step: int, learned: Callable[[], Extra]) -> None:
+    def renew(self, step: int, learned: Callable[[], AuxState]) -> None:
         """Drop phases after `step`, which the run has lost, and solve the one that begins there.
 
         Raises ValueError if the record lacks an earlier phase, which the run has used.

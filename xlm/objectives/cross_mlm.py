@@ -15,7 +15,7 @@ from xlm.models.encoder import Context, run_encoder
 from xlm.models.segments import other_segment_mask, split_in_halves
 from xlm.objectives.masked_lm import MaskedLM, OnMaskedLM
 from xlm.objectives.masked_lm import Plan as MaskedPlan
-from xlm.objectives.objective import Batch, Extra, LossAndMetrics, Touched
+from xlm.objectives.objective import AuxState, Batch, LossAndMetrics, Touched
 from xlm.objectives.settings import VecoSettings
 
 
@@ -51,10 +51,10 @@ class CrossMLM(OnMaskedLM):
     translation_lm: MaskedLM | None = None
 
     def plan(
-        self, extra: Extra, batch: Batch, key: jax.Array, step: jax.Array
+        self, aux_state: AuxState, batch: Batch, key: jax.Array, step: jax.Array
     ) -> tuple[Plan, Touched]:
         """Mask a batch once for all terms; split packed sequences into halves."""
-        plan, touched = self.masked_lm.plan(extra, batch, key, step)
+        plan, touched = self.masked_lm.plan(aux_state, batch, key, step)
         if self.translation_lm is not None:
             return Plan(plan, plan.segments), touched
         segments, positions, sides = split_in_halves(plan.segments, plan.positions)

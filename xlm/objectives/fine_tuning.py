@@ -13,7 +13,7 @@ import optax
 from xlm.models.encoder import Context, Encoder, init_params, run_encoder
 from xlm.models.segments import other_segment_mask
 from xlm.objectives import low_rank
-from xlm.objectives.objective import Batch, Extra, LossAndMetrics, Objective, Touched
+from xlm.objectives.objective import AuxState, Batch, LossAndMetrics, Objective, Touched
 from xlm.objectives.settings import LoraSettings
 
 TABLE = "encoder/embeddings/table"
@@ -80,7 +80,7 @@ class FineTuning(Objective):
         return self.head.init(key, hidden, batch, deterministic=True).get("params", {})
 
     def plan(
-        self, extra: Extra, batch: Batch, key: jax.Array, step: jax.Array
+        self, aux_state: AuxState, batch: Batch, key: jax.Array, step: jax.Array
     ) -> tuple[Batch, Touched]:
         """Find the distinct tokens of a batch, and the index of each token among them."""
         tokens, vocab_size = batch["tokens"], self.encoder.settings.vocab_size

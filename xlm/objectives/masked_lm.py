@@ -16,12 +16,11 @@ from knn_sampling.working_rows import num_distinct_rows, working_rows
 from xlm.models.encoder import Encoder, init_params, output_table, run_encoder
 from xlm.models.segments import packed_segments
 from xlm.objectives.masking import Masked, mask_tokens
-from xlm.objectives.objective import Batch, Extra, LossAndMetrics, Objective, Touched
+from xlm.objectives.objective import AuxState, Batch, LossAndMetrics, Objective, Touched
 from xlm.objectives.settings import MaskSettings
 
 TABLE = "embeddings/table"
-# Part of the extra state that all terms of a mixture share: the neighbours [V, K] of each token.
-NEIGHBOURS = "neighbours"
+NEIGHBOURS = "neighbours"  # [V, K], a part of the auxiliary state that terms of a mixture share
 
 
 class Plan(NamedTuple):
@@ -66,9 +65,8 @@ class MaskedLM(Objective):
       bos, pad, mask_id: ids of `<s>`, padding and `<mask>`.
       special_ids: ids that are never masked.
       across_documents: whether attention crosses the documents of a sequence.
-      name: unique within a mixture; names the objective's part of the extra state.
-      statistics: of the tokens as targets; empty if neither the output layer samples nor the bias
-        needs frequencies.
+      name: unique within a mixture; names the objective's part of the auxiliary state.
+      statistics: of the tokens as targets; empty if neither sampling nor the bias needs them.
       later_statistics: (step, statistics) pairs that replace `statistics` from a step on.
       row_capacity: R, most table rows that a step reads and updates. 0 allows as many as any batch
         can need. V or more always reads the whole table.
@@ -131,7 +129,7 @@ class MaskedLM(Objective):
         return {self.scope: params} if self.scope else params
 
     def plan(
-        self, extra: Extra, batch: Batch, key: jax.Array, step: jax.Array
+        self, aux_state: AuxState, batch: Batch, key: jax.Array, step: jax.Array
     ) -> tuple[Plan, Touched]:
         """Mask a batch; select the classes of its softmax and the table rows that it reads."""
         mask_key, _, sample_key = jax.random.split(key, 3)
@@ -145,8 +143,9 @@ class MaskedLM(Objective):
             mask_id=self.mask_id, special_ids=self.special_ids, rate=rates,
         )  # fmt: skip
         segments, positions = self.layout(batch)
+        index = self._index(aux_state)
         sample = self.output_layer.sample(
-            sample_key, masked.targets, masked.weights, self.statistics_at(step), self._index(extra)
+            sample_key, masked.targets, masked.weights, self.statistics_at(step), index
         )
         language = batch["language"] if self.languages else None
         factor = None if task is None else self._factor(masked, task)
@@ -274,7 +273,8 @@ class MaskedLM(Objective):
         language = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
         batch = Batch({"tokens": tokens, "language": language}, "packed")
         key, step = jax.eval_shape(lambda: (jax.random.key(0), jnp.int32(0)))
-        plan, touched = jax.eval_shape(self.plan, jax.eval_shape(self.init_extra), batch, key, step)
+        aux_state = jax.eval_shape(self.init_aux_state)
+        plan, touched = jax.eval_shape(self.plan, aux_state, batch, key, step)
         if plan.sample is None:
             return f"all {vocab_size:,} table rows in every step: the softmax is over all of them"
         groups, slots = plan.sample.candidates.ids.shape
@@ -333,15 +333,15 @@ class MaskedLM(Objective):
 
     @property
     def inclusion_name(self) -> str:
-        """Name of the part of the extra state with inclusion probabilities [V] per target."""
+        """Name of the part of the auxiliary state with inclusion probabilities [V] per target."""
         return f"inclusion_{self.name}"
 
-    def _index(self, extra: Extra) -> NeighbourIndex | None:
+    def _index(self, aux_state: AuxState) -> NeighbourIndex | None:
         if not isinstance(self.output_layer, KNNSampling):
             return None
-        return NeighbourIndex(extra[NEIGHBOURS], extra.get(self.inclusion_name))
+        return NeighbourIndex(aux_state[NEIGHBOURS], aux_state.get(self.inclusion_name))
 
-    def init_extra(self) -> Extra:
+    def init_aux_state(self) -> AuxState:
         """Initialise a placeholder of the neighbour index; refresh it before use."""
         if not isinstance(self.output_layer, KNNSampling):
             return {}
@@ -359,21 +359,21 @@ class MaskedLM(Objective):
         return (*index, self.inclusion_name) if layer.log_q_correction and changes else index
 
     def refresh(
-        self, params, extra: Extra, names: tuple[str, ...], step: jax.Array
-    ) -> tuple[Extra, LossAndMetrics]:
+        self, params, aux_state: AuxState, names: tuple[str, ...], step: jax.Array
+    ) -> tuple[AuxState, LossAndMetrics]:
         """Recompute the neighbour index from the output embeddings (paper Algorithm 2)."""
         layer, statistics = self.output_layer, self.statistics_at(step)
         assert isinstance(layer, KNNSampling)
         report: LossAndMetrics = {}
         if NEIGHBOURS in names:
             table, _ = self.output_table(params)
-            neighbours, found = layer.refresh(extra[NEIGHBOURS], table, statistics)
-            extra = {**extra, NEIGHBOURS: neighbours}
+            neighbours, found = layer.refresh(aux_state[NEIGHBOURS], table, statistics)
+            aux_state = {**aux_state, NEIGHBOURS: neighbours}
             report = {name: (value, jnp.float32(1)) for name, value in found.items()}
         if self.inclusion_name in names:
-            own = layer.inclusion(extra[NEIGHBOURS], statistics)
-            extra = {**extra, self.inclusion_name: own}
-        return extra, report
+            own = layer.inclusion(aux_state[NEIGHBOURS], statistics)
+            aux_state = {**aux_state, self.inclusion_name: own}
+        return aux_state, report
 
 
 def task_totals(of_rows: jax.Array, task: jax.Array | None) -> jax.Array:
@@ -423,20 +423,20 @@ class OnMaskedLM(Objective):
         return self.masked_lm.init(key)
 
     def plan(
-        self, extra: Extra, batch: Batch, key: jax.Array, step: jax.Array
+        self, aux_state: AuxState, batch: Batch, key: jax.Array, step: jax.Array
     ) -> tuple[Any, Touched]:
-        return self.masked_lm.plan(extra, batch, key, step)
+        return self.masked_lm.plan(aux_state, batch, key, step)
 
-    def init_extra(self) -> Extra:
-        return self.masked_lm.init_extra()
+    def init_aux_state(self) -> AuxState:
+        return self.masked_lm.init_aux_state()
 
     def due(self, step: int) -> tuple[str, ...]:
         return self.masked_lm.due(step)
 
     def refresh(
-        self, params, extra: Extra, names: tuple[str, ...], step: jax.Array
-    ) -> tuple[Extra, LossAndMetrics]:
-        return self.masked_lm.refresh(params, extra, names, step)
+        self, params, aux_state: AuxState, names: tuple[str, ...], step: jax.Array
+    ) -> tuple[AuxState, LossAndMetrics]:
+        return self.masked_lm.refresh(params, aux_state, names, step)
 
     def at_step(self, step: int) -> Any:
         return self if self.masked_lm.at_step(step) is self.masked_lm else self.exact

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from xlm.objectives.objective import Batch, Extra, LossAndMetrics, Objective, Touched
+from xlm.objectives.objective import AuxState, Batch, LossAndMetrics, Objective, Touched
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -28,8 +28,7 @@ class Mixture(Objective):
     """Weighted sum of objectives over the batches of a run, `terms` by kind of batch.
 
     The kind of a step's batch selects its term. Terms share the parameters, which the first term
-    initialises. They share parts of the extra state by name. The first term with a part refreshes
-    it.
+    initialises, and parts of the auxiliary state by name. The first term with a part refreshes it.
     """
 
     terms: Mapping[str, Term]
@@ -56,14 +55,14 @@ class Mixture(Objective):
         return f"{self.terms[kind].name}_loss" if kind in self.terms else "loss"
 
     def plan(
-        self, extra: Extra, batch: Batch, key: jax.Array, step: jax.Array
+        self, aux_state: AuxState, batch: Batch, key: jax.Array, step: jax.Array
     ) -> tuple[_OfTerm, Touched]:
         if batch.kind not in self.terms:
             raise ValueError(
                 f"a batch is of kind {batch.kind!r}, but the objective has terms for "
                 f"{', '.join(self.terms)} only; set the shares of the data section to match"
             )
-        plan, touched = self.terms[batch.kind].objective.plan(extra, batch, key, step)
+        plan, touched = self.terms[batch.kind].objective.plan(aux_state, batch, key, step)
         return {batch.kind: plan}, touched
 
     def loss(
@@ -81,36 +80,36 @@ class Mixture(Objective):
         axes = self.terms[kind].objective.example_axes(of_term, num_shards)
         return None if axes is None else {kind: axes}
 
-    def learn(self, extra: Extra, observed: _OfTerm) -> Extra:
+    def learn(self, aux_state: AuxState, observed: _OfTerm) -> AuxState:
         ((kind, of_term),) = observed.items()
-        return self.terms[kind].objective.learn(extra, of_term)
+        return self.terms[kind].objective.learn(aux_state, of_term)
 
-    def init_extra(self) -> Extra:
-        parts: Extra = {}
+    def init_aux_state(self) -> AuxState:
+        parts: AuxState = {}
         for one in reversed(self._objectives):
-            parts |= one.init_extra()
+            parts |= one.init_aux_state()
         return parts
 
     def due(self, step: int) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name for one in self._objectives for name in one.due(step)))
 
     def refresh(
-        self, params: Any, extra: Extra, names: tuple[str, ...], step: jax.Array
-    ) -> tuple[Extra, LossAndMetrics]:
+        self, params: Any, aux_state: AuxState, names: tuple[str, ...], step: jax.Array
+    ) -> tuple[AuxState, LossAndMetrics]:
         report: LossAndMetrics = {}
         for one in dict.fromkeys(self._owners.values()):
             own = tuple(name for name in names if self._owners[name] is one)
             if own:
-                extra, found = one.refresh(params, extra, own, step)
+                aux_state, found = one.refresh(params, aux_state, own, step)
                 report |= found
-        return extra, report
+        return aux_state, report
 
     @functools.cached_property
     def _owners(self) -> dict[str, Objective]:
-        """Term that refreshes each part of the extra state."""
+        """Term that refreshes each part of the auxiliary state."""
         owners: dict[str, Objective] = {}
         for one in self._objectives:
-            for name in jax.eval_shape(one.init_extra):
+            for name in jax.eval_shape(one.init_aux_state):
                 owners.setdefault(name, one)
         return owners
 

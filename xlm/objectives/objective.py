@@ -2,10 +2,10 @@
 
 The engine knows an objective only by the calls of a step, in this order:
 
-    plan, touched = objective.plan(extra, batch, key, step)     # no parameters, not differentiated
+    plan, touched = objective.plan(aux_state, batch, key, step)  # no parameters, no gradients
     rows = the rows `touched` of each table, up to date
-    loss_and_metrics, observed = objective.loss(params, rows, plan, key)           # differentiated
-    extra = objective.learn(extra, observed)
+    loss_and_metrics, observed = objective.loss(params, rows, plan, key)  # differentiated
+    aux_state = objective.learn(aux_state, observed)
 """
 
 import dataclasses
@@ -55,15 +55,14 @@ def means(totals: Mapping[str, tuple]) -> dict[str, float]:
     }
 
 
-# Learned state besides parameters, by name of the part.
-Extra = dict[str, Any]
+AuxState = dict[str, Any]  # learned state besides parameters, by name of the part
 # Distinct ids [R] int32 of a table's rows, by its path in the parameters ("embeddings/table"). Ids
 # from the number of rows on are unused slots.
 Touched = Mapping[str, jax.Array]
 
 
 class Objective:
-    """Loss over parameters, an extra state and a batch.
+    """Loss over parameters, an auxiliary state and a batch.
 
     Implement `init` and `loss`; all other methods have defaults. `tables` are the paths of the
     tables in the parameters that `plan` may read by rows. The objective casts tables and kernels to
@@ -90,13 +89,13 @@ class Objective:
         raise NotImplementedError
 
     def plan(
-        self, extra: Extra, batch: Batch, key: jax.Array, step: jax.Array
+        self, aux_state: AuxState, batch: Batch, key: jax.Array, step: jax.Array
     ) -> tuple[Any, Touched]:
         """Return the plan of a step for `loss`, and ids of table rows that it reads, if few.
 
         `step` is scalar int32, the number of earlier steps. Tables read as a whole have no ids.
         """
-        del extra, key, step
+        del aux_state, key, step
         return batch, {}
 
     def example_axes(self, plan: Any, num_shards: int) -> Any | None:
@@ -111,24 +110,24 @@ class Objective:
         del plan, num_shards
         return None
 
-    def init_extra(self) -> Extra:
-        """Initialise the extra state."""
+    def init_aux_state(self) -> AuxState:
+        """Initialise the auxiliary state."""
         return {}
 
-    def learn(self, extra: Extra, observed: Any) -> Extra:
-        """Update the extra state from a step's observations."""
+    def learn(self, aux_state: AuxState, observed: Any) -> AuxState:
+        """Update the auxiliary state from a step's observations."""
         del observed
-        return extra
+        return aux_state
 
     def due(self, step: int) -> tuple[str, ...]:
-        """Return the names of the parts of the extra state to refresh before step `step`."""
+        """Return the names of the parts of the auxiliary state to refresh before step `step`."""
         del step
         return ()
 
     def refresh(
-        self, params: Any, extra: Extra, names: tuple[str, ...], step: jax.Array
-    ) -> tuple[Extra, LossAndMetrics]:
-        """Refresh the parts `names` of the extra state from up-to-date parameters; add a report."""
+        self, params: Any, aux_state: AuxState, names: tuple[str, ...], step: jax.Array
+    ) -> tuple[AuxState, LossAndMetrics]:
+        """Refresh parts `names` of the auxiliary state from up-to-date parameters; add a report."""
         raise NotImplementedError(f"{names} are due, but {type(self).__name__} has no `refresh`")
 
     def at_step(self, step: int) -> "Objective":

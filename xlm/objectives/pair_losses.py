@@ -1,4 +1,4 @@
-"""Moving averages of the loss of each language pair, a part of an objective's extra state.
+"""Moving averages of the loss of each language pair, a part of an objective's auxiliary state.
 
 Observations are sums over examples, which add up over shards and microbatches.
 """

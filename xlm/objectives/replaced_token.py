@@ -19,15 +19,14 @@ from xlm.models.encoder import Encoder, MaskedLMHead, Tables, init_params, run_e
 from xlm.models.heads import ReplacedTokenHead
 from xlm.objectives import masked_lm
 from xlm.objectives.masked_lm import TABLE, MaskedLM, OnMaskedLM, sums_of_tasks, task_totals
-from xlm.objectives.objective import Batch, Extra, LossAndMetrics, Touched, replace_table
+from xlm.objectives.objective import AuxState, Batch, LossAndMetrics, Touched, replace_table
 from xlm.objectives.pair_losses import PairSums, init_pair_losses, pair_sums, update_pair_losses
 from xlm.objectives.settings import ReplacedTokenSettings
 
 # Keys of the two models and of the discriminator's head in the parameters.
 GENERATOR, DISCRIMINATOR, HEAD = "generator", "discriminator", "replaced_token_head"
 _OWN_TABLE = f"{DISCRIMINATOR}/{TABLE}"
-# Part of the extra state with the moving average of each language pair's loss.
-PAIR_LOSSES = "pair_losses"
+PAIR_LOSSES = "pair_losses"  # part of the auxiliary state: moving averages by language pair
 
 
 class Plan(NamedTuple):
@@ -140,10 +139,10 @@ class ReplacedToken(OnMaskedLM):
         return replace_table(own, TABLE, table)
 
     def plan(
-        self, extra: Extra, batch: Batch, key: jax.Array, step: jax.Array
+        self, aux_state: AuxState, batch: Batch, key: jax.Array, step: jax.Array
     ) -> tuple[Plan, Touched]:
         """Mask a batch, and select the classes of replacements: V' for a sampled softmax."""
-        plan, touched = self.generator.plan(extra, batch, key, step)
+        plan, touched = self.generator.plan(aux_state, batch, key, step)
         is_text = ~jnp.isin(batch["tokens"], jnp.array(self.special_ids))
         num_masked, num_text = (
             task_totals(one.sum(axis=1), plan.task) for one in (plan.masked.weights, is_text)
@@ -206,12 +205,12 @@ class ReplacedToken(OnMaskedLM):
         counts = (num_masked > 0).astype(jnp.float32)
         return pair_sums(losses, counts, plan.pair, self.num_pairs)
 
-    def learn(self, extra: Extra, observed: PairSums | None) -> Extra:
+    def learn(self, aux_state: AuxState, observed: PairSums | None) -> AuxState:
         """Add the losses of a batch to the moving averages of its language pairs."""
         if observed is None:
-            return extra
-        updated = update_pair_losses(PairSums(*extra[PAIR_LOSSES]), observed, self.pair_rate)
-        return {**extra, PAIR_LOSSES: updated}
+            return aux_state
+        updated = update_pair_losses(PairSums(*aux_state[PAIR_LOSSES]), observed, self.pair_rate)
+        return {**aux_state, PAIR_LOSSES: updated}
 
     def _corrupted(
         self, params, rows: Mapping[str, jax.Array], plan: Plan, hidden: jax.Array, key: jax.Array
@@ -349,9 +348,9 @@ class ReplacedToken(OnMaskedLM):
             "/padding": (count(segments == 0), count(segments >= 0)),
         }
 
-    def init_extra(self) -> Extra:
+    def init_aux_state(self) -> AuxState:
         own = {PAIR_LOSSES: init_pair_losses(self.num_pairs)} if self.num_pairs else {}
-        return {**super().init_extra(), **own}
+        return {**super().init_aux_state(), **own}
 
     @functools.cached_property
     def exact(self) -> "ReplacedToken":

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from xlm.objectives.objective import (
+    AuxState,
     Batch,
-    Extra,
     LossAndMetrics,
     Objective,
     Touched,
@@ -21,8 +21,7 @@ from xlm.objectives.objective import (
 )
 from xlm.training.stages import has_path, merged
 
-# Mesh axis with one reduction of gradients per step.
-_DATA = "data"
+_DATA = "data"  # mesh axis with one reduction of gradients per step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +47,9 @@ WHOLE_BATCHES = Accumulation(steps=1, warmup_steps=0)
 
 
 def accumulate(
-    objective: Objective, trained: Any, extra: Extra, batch: Batch, key: jax.Array, step: jax.Array,
-    accumulation: Accumulation, fixed: Mapping[str, Any] | None = None,
-) -> tuple[Any, LossAndMetrics, Extra]:  # fmt: skip
+    objective: Objective, trained: Any, aux_state: AuxState, batch: Batch, key: jax.Array,
+    step: jax.Array, accumulation: Accumulation, fixed: Mapping[str, Any] | None = None,
+) -> tuple[Any, LossAndMetrics, AuxState]:  # fmt: skip
     """Compute gradients of the mean loss over the microbatches that a step uses.
 
     Each microbatch has its own key for the plan, so it has the masks (and with k-NN sampling the
@@ -67,13 +66,13 @@ def accumulate(
 
     Args:
       trained: parameters to differentiate by, all up to date.
-      extra: the objective's extra state, which each microbatch updates in turn.
+      aux_state: the objective's auxiliary state, which each microbatch updates in turn.
       batch: arrays [B, ...], B a multiple of A (else ValueError). Microbatch i has the examples
         i, i + A and so on, so each device holds a slice of every microbatch.
       fixed: other parameters, if any.
 
     Returns:
-      Gradients like `trained`, the metrics, and the extra state.
+      Gradients like `trained`, the metrics, and the auxiliary state.
     """
     fixed = fixed or {}
     num_microbatches, num_examples = accumulation.steps, batch.num_examples
@@ -89,10 +88,10 @@ def accumulate(
     # With `jit` JAX traces both functions once, for the shapes and in the loop. The shapes need a
     # number of the loop's weak type, 0.
     @functools.partial(jax.jit, inline=True)
-    def planned(number: jax.Array, extra: Extra) -> tuple[Any, Touched, jax.Array]:
+    def planned(number: jax.Array, aux_state: AuxState) -> tuple[Any, Touched, jax.Array]:
         microbatch = jax.tree.map(lambda x: x[number], microbatches)
         microbatch_key = jax.random.fold_in(key, number)
-        return *objective.plan(extra, microbatch, microbatch_key, step), microbatch_key
+        return *objective.plan(aux_state, microbatch, microbatch_key, step), microbatch_key
 
     def total_loss(trained: Any, fixed: Any, plan: Any, touched: Touched, key: jax.Array):
         params = merged(fixed, trained)
@@ -102,7 +101,7 @@ def accumulate(
     gradients = jax.grad(total_loss, has_aux=True)
     axes = None
     if _can_map_shards(num_examples // num_microbatches):
-        plan, touched, _ = jax.eval_shape(planned, 0, extra)
+        plan, touched, _ = jax.eval_shape(planned, 0, aux_state)
         if _saves(trained, touched, num_microbatches):
             axes = objective.example_axes(plan, _num_shards())
     is_sharded = axes is not None
@@ -110,32 +109,32 @@ def accumulate(
         gradients = _by_shard(gradients, axes)
 
     @functools.partial(jax.jit, inline=True)
-    def of_microbatch(number: jax.Array, extra: Extra) -> tuple[Any, LossAndMetrics, Extra]:
-        plan, touched, microbatch_key = planned(number, extra)
+    def of_microbatch(number: jax.Array, aux_state: AuxState):
+        plan, touched, microbatch_key = planned(number, aux_state)
         grads, (metrics, observed) = gradients(trained, fixed, plan, touched, microbatch_key)
         if is_sharded:
             observed = _added(observed)
-        return grads, metrics, objective.learn(extra, observed)
+        return grads, metrics, objective.learn(aux_state, observed)
 
     num_used = accumulation.microbatches_at(step)
 
-    def add(number: jax.Array, totals: tuple[Any, LossAndMetrics, Extra]):
+    def add(number: jax.Array, totals: tuple[Any, LossAndMetrics, AuxState]):
         def added():
-            grads, metrics, extra = of_microbatch(number, totals[2])
-            return *jax.tree.map(jnp.add, totals[:2], (grads, metrics)), extra
+            grads, metrics, aux_state = of_microbatch(number, totals[2])
+            return *jax.tree.map(jnp.add, totals[:2], (grads, metrics)), aux_state
 
         # A branch instead of a shorter loop keeps the trip count static, so FLOPs can be counted.
         return jax.lax.cond(number < num_used, added, lambda: totals)
 
-    shapes = jax.eval_shape(of_microbatch, 0, extra)
+    shapes = jax.eval_shape(of_microbatch, 0, aux_state)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[:2])
-    grads, metrics, extra = jax.lax.fori_loop(0, num_microbatches, add, (*zeros, extra))
+    grads, metrics, aux_state = jax.lax.fori_loop(0, num_microbatches, add, (*zeros, aux_state))
     if is_sharded:
         grads, metrics = _added((grads, metrics))
     weight = divisor(metrics["loss"][1])
     used = jnp.float32(num_used * (num_examples // num_microbatches))
     metrics["batch_rows"] = (used, jnp.float32(1))
-    return jax.tree.map(lambda grad: grad / weight, grads), metrics, extra
+    return jax.tree.map(lambda grad: grad / weight, grads), metrics, aux_state
 
 
 def _num_shards() -> int:

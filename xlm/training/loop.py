@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import numpy as np
 
-from xlm.objectives.objective import Batch, Extra
+from xlm.objectives.objective import AuxState, Batch
 from xlm.training import sharding
 from xlm.training.checkpoint import Checkpoints, restore_latest
 from xlm.training.clock import Clock
@@ -35,13 +35,13 @@ class TrainingData(Protocol):
 
 @runtime_checkable
 class LearnedData(TrainingData, Protocol):
-    """Data whose later batches depend on the run's extra state."""
+    """Data whose later batches depend on the run's auxiliary state."""
 
     def known_until(self, step: int) -> int:
         """Return the first step after `step` whose batch needs another `renew`."""
 
-    def renew(self, step: int, learned: Callable[[], Extra]) -> None:
-        """Decide the batches from `step` on; `learned` reads the extra state before it."""
+    def renew(self, step: int, learned: Callable[[], AuxState]) -> None:
+        """Decide the batches from `step` on; `learned` reads the auxiliary state before it."""
 
 
 def train(
@@ -80,9 +80,9 @@ def train(
         layout = sharding.batch_sharding(functions.mesh)
         with Progress(functions, settings, folder, step, data, clock) as progress:
 
-            def learned() -> Extra:
+            def learned() -> AuxState:
                 progress.flush_metrics()  # raises if the loss is not finite
-                return state.extra
+                return state.aux_state
 
             # A run that ended early, but died after its last save, takes no more steps.
             end = step if is_over(step) else settings.num_steps
@@ -157,7 +157,7 @@ def _log_stage(functions: TrainFunctions) -> None:
 
 
 def _batches(
-    data: TrainingData, steps: range, learned: Callable[[], Extra]
+    data: TrainingData, steps: range, learned: Callable[[], AuxState]
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """Yield the batches of `steps`, each after the steps on which it depends."""
     if not isinstance(data, LearnedData):

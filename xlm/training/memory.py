@@ -84,7 +84,7 @@ def state_bytes(functions: TrainFunctions) -> dict[str, int]:
     parts = {
         "parameters": state.params,
         "optimizer": state.opt_state,
-        "extra state": state.extra,
+        "auxiliary state": state.aux_state,
         # A device has all those of its examples before it shares their sum with `data`.
         "gradients": functions.stage.trained_part(functions.whole_params),
     }

@@ -5,25 +5,25 @@ import math
 from typing import Any
 
 import jax
+from jax.tree_util import GetAttrKey
 
-from xlm.objectives.objective import Extra
+from xlm.objectives.objective import AuxState
 from xlm.training.settings import PRNGS, as_tuple
 
 
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
     """State that a step reads and updates, after `step` (scalar int32) steps.
 
-    `key_data`, uint32, is the root random key, which steps never change. `extra` is learned state
-    besides parameters, such as a neighbour index, which an exact resume needs too.
+    `key_data`, uint32, is the root random key, which steps never change. `aux_state` is learned
+    state besides parameters, such as a neighbour index, which an exact resume needs too.
     """
 
     step: jax.Array
     params: Any
     opt_state: Any
     key_data: jax.Array
-    extra: Extra
+    aux_state: AuxState
 
     @property
     def root_key(self) -> jax.Array:
@@ -31,6 +31,13 @@ class TrainState:
         return jax.random.wrap_key_data(self.key_data, impl=implementation)
 
 
+# Checkpoints name arrays by these keys. The first ones called `aux_state` "extra", so all do.
+_KEYS = [*map(GetAttrKey, ("step", "params", "opt_state", "key_data", "extra"))]
+jax.tree_util.register_pytree_with_keys(
+    TrainState,
+    lambda state: (zip(_KEYS, vars(state).values(), strict=True), None),
+    lambda _, children: TrainState(*children),
+)
 _HEADINGS = ("parameter", "shape", "type", "split over", "count")
 
 

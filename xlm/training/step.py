@@ -46,11 +46,11 @@ def train_step(
         # All rows, since microbatches touch different ones.
         trained, held = optimizer.read(state.params, state.opt_state, {})
         fixed = without(state.params, trained)
-        grads, metrics, extra = accumulate(
-            objective, trained, state.extra, batch, key, state.step, accumulation, fixed
+        grads, metrics, aux_state = accumulate(
+            objective, trained, state.aux_state, batch, key, state.step, accumulation, fixed
         )
     else:
-        plan, touched = objective.plan(state.extra, batch, key, state.step)
+        plan, touched = objective.plan(state.aux_state, batch, key, state.step)
         trained, held = optimizer.read(state.params, state.opt_state, touched)
 
         def mean_loss(trained):
@@ -60,7 +60,7 @@ def train_step(
             return total / divisor(weight), (metrics, observed)
 
         grads, (metrics, observed) = jax.grad(mean_loss, has_aux=True)(trained)
-        extra = objective.learn(state.extra, observed)
+        aux_state = objective.learn(state.aux_state, observed)
 
     grads, one = optimizer.reduced(grads), jnp.float32(1)
     metrics["grad_norm"] = (optax.tree.norm(grads), one)
@@ -68,7 +68,7 @@ def train_step(
     params, opt_state = optimizer.update(grads, held, state.params, state.opt_state)
     metrics.update({name: (x, one) for name, x in optimizer.metrics(opt_state).items()})
     state = dataclasses.replace(
-        state, step=state.step + 1, params=params, opt_state=opt_state, extra=extra
+        state, step=state.step + 1, params=params, opt_state=opt_state, aux_state=aux_state
     )
     return state, metrics
 
@@ -87,10 +87,10 @@ def separate(trained: Any, params: Any, touched: Touched) -> tuple[Any, dict[str
 def refresh(
     objective: Objective, optimizer: Optimizer, names: tuple[str, ...], state: TrainState
 ) -> tuple[TrainState, LossAndMetrics]:
-    """Apply pending updates, then refresh the parts `names` of the extra state."""
+    """Apply pending updates, then refresh the parts `names` of the auxiliary state."""
     state = apply_pending_updates(optimizer, state)
-    extra, report = objective.refresh(state.params, state.extra, names, state.step)
-    return dataclasses.replace(state, extra=extra), report
+    aux_state, report = objective.refresh(state.params, state.aux_state, names, state.step)
+    return dataclasses.replace(state, aux_state=aux_state), report
 
 
 def apply_pending_updates(optimizer: Optimizer, state: TrainState) -> TrainState:
@@ -109,7 +109,7 @@ class TrainFunctions:
       init: (seed, given=None) -> initial sharded state. The parameters `given` (`sharding.placed`)
         replace random ones, and are donated.
       train_step: (objective of the step, state, batch) -> (state, LossAndMetrics).
-      refresh: (names, state) -> (state with these parts of the extra state refreshed, report).
+      refresh: (names, state) -> (state with these parts of the auxiliary state refreshed, report).
       apply_pending_updates: state -> state with all parameters up to date.
       abstract_state: shapes, dtypes and shardings of the state, for restoring.
       begin: last state of the stage before, without pending updates -> first state of this stage.
@@ -183,7 +183,7 @@ def _stage_functions(
         params = objective.init(jax.random.fold_in(root, _INIT_STREAM))
         return TrainState(
             step=jnp.int32(0), params=params, opt_state=optimizer.init(params),
-            key_data=jax.random.key_data(root), extra=objective.init_extra(),
+            key_data=jax.random.key_data(root), aux_state=objective.init_aux_state(),
         )  # fmt: skip
 
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
