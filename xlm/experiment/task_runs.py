@@ -38,7 +38,6 @@ from xlm.experiment.run_folder import (
     ShouldStop,
     StopContext,
     best_of,
-    evaluated,
 )
 from xlm.experiment.task_kinds import KINDS, SEARCHES
 from xlm.experiment.task_settings import EACH_LANGUAGE, TaskSettings, Tokenizer, task_settings
@@ -279,7 +278,7 @@ def _evaluate(
             lines = [{**line, "gold": kind.gold(task, example)} for line, example in pairs]
         return kind.score(task, one, decided, threshold), lines
 
-    results = evaluated(data, folder, score, should_stop, step)
+    results = builders.evaluated(data, folder, score, should_stop, step)
     results["selected"] = {
         "step": whole[1].step,
         "rule": options.selection,
