@@ -8,8 +8,8 @@ from knn_sampling.losses import full_softmax_loss, with_z_loss
 from knn_sampling.samples import Sample
 
 
-class _ExactSoftmax(OutputLayer):
-    """Softmax over the `num_valid` first rows of a table, by any computation of its loss."""
+class BlockwiseSoftmax(OutputLayer):
+    """Softmax over the `num_valid` first rows of a table by blocks, without an array [W, V]."""
 
     def loss(
         self,
@@ -25,21 +25,14 @@ class _ExactSoftmax(OutputLayer):
 
     def _losses(self, *arguments: jax.Array) -> jax.Array:
         """Return losses [W] of hidden states [W, E], targets, weights, table and bias."""
-        raise NotImplementedError
+        return with_z_loss(blockwise_softmax_loss, self.z_loss)(
+            *arguments, num_valid=self.num_valid, block_size=self.block_size, sharding=self.sharding
+        )
 
 
-class FullSoftmax(_ExactSoftmax):
-    """Softmax over all classes at once, with logits [W, V] in memory."""
+class FullSoftmax(BlockwiseSoftmax):
+    """The same softmax over all classes at once, with logits [W, V] in memory."""
 
     def _losses(self, *arguments: jax.Array) -> jax.Array:
         loss = with_z_loss(full_softmax_loss, self.z_loss)
         return loss(*arguments, num_valid=self.num_valid)
-
-
-class BlockwiseSoftmax(_ExactSoftmax):
-    """Softmax over all classes by blocks, without an array [W, V]."""
-
-    def _losses(self, *arguments: jax.Array) -> jax.Array:
-        return with_z_loss(blockwise_softmax_loss, self.z_loss)(
-            *arguments, num_valid=self.num_valid, block_size=self.block_size, sharding=self.sharding
-        )

@@ -61,15 +61,8 @@ def loss_in_bucket(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _SampledLayer(OutputLayer):
-    """Layer over the V' of each group of `group_size` sequences, 0 for the whole batch."""
-
-    group_size: int
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _CandidateSoftmax(_SampledLayer):
-    """Softmax over V' (Eq. 4) of each group.
+class _CandidateSoftmax(OutputLayer):
+    """Softmax over the V' (Eq. 4) of each group of `group_size` sequences, 0 for the whole batch.
 
     `log_q_correction` corrects the logits, and draws, by `inclusion.log_inclusion`. The softmax
     visits blocks of `block_size` classes up to the last candidate. Devices with sharded rows would
@@ -77,6 +70,7 @@ class _CandidateSoftmax(_SampledLayer):
     then takes the smallest sufficient of `num_buckets` evenly spaced sizes up to the capacity.
     """
 
+    group_size: int
     log_q_correction: bool
     num_buckets: int = 4
 
@@ -231,7 +225,7 @@ def _softmax_sample(candidates: Candidates, log_q: jax.Array | None = None) -> S
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NegativeSampling(_SampledLayer):
+class NegativeSampling(OutputLayer):
     """Logistic regressions against S = `num_negatives` classes that a group shares, of Table 2.
 
     Negatives come from the unigram distribution. `draw` needs no correction. At the optimum a logit
@@ -239,6 +233,7 @@ class NegativeSampling(_SampledLayer):
     they draw from p(c | h), unlike the softmax of these logits.
     """
 
+    group_size: int
     num_negatives: int
 
     def loss(

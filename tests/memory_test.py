@@ -392,7 +392,7 @@ class FineTuningTest(parameterized.TestCase):
             ValueError, "'tatoeba', of kind retrieval; memory is estimated"
         ):
             estimate_fine_tuning(tatoeba.get_config(""), 1, "xlmr_base")
-        with self.assertRaisesRegex(ValueError, "batch_size is 32, must be a multiple of the 5"):
+        with self.assertRaisesRegex(ValueError, "batch_size is 32, must be a multiple of 5"):
             estimate_fine_tuning(tuning_config(), 5, "xlmr_base")
         with self.assertRaisesRegex(ValueError, "max_length is 600, but the encoder has 512"):
             estimate_fine_tuning(tuning_config(task__max_length=600), 1, "xlmr_base")

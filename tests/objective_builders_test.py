@@ -407,6 +407,13 @@ class ObjectiveTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "Objective has no masked LM on packed sequences"):
             masked_lm.masked_lm_of(objective)
 
+    def test_parameters_of_one_side_or_of_another_shape_differ(self):
+        there = {"both": (2,), "wide": (2, 3), "theirs": (4,)}
+        here = {"both": (2,), "wide": (2, 5), "ours": (4,)}
+        self.assertEqual(objectives.differing(there, here), ["ours", "theirs", "wide"])
+        self.assertEmpty(objectives.differing(here, dict(here)))
+        self.assertEqual(objectives.shapes({"a": {"b": np.zeros((2, 3))}}), {"a.b": (2, 3)})
+
 
 class AutoTest(FolderTest):
     def setUp(self):

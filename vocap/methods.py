@@ -69,9 +69,11 @@ def choose(
     if method == "bpe":
         return _together(vocabularies, *trainer.train_merges(budget), BPE, is_scored=True)
     if method == "union":
-        return _together(vocabularies, *trainer.train_union(budget), is_scored=True)
+        return _together(vocabularies, *trainer.train_fairly("union", budget), is_scored=True)
     if method == "byte_bpe":
-        return _together(vocabularies, *trainer.train_bytes(budget), BYTE_BPE, is_scored=True)
+        return _together(
+            vocabularies, *trainer.train_fairly("bytes", budget), BYTE_BPE, is_scored=True
+        )
     if method == "clustered":
         return _clustered(vocabularies, probabilities, settings, trainer)
     curves = {language: v.curve for language, v in vocabularies.items()}

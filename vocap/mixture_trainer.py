@@ -113,14 +113,6 @@ class MixtureTrainer:
         key = artifacts.fingerprint(self._text_key(languages), size, coverage, longest)
         return entries.kept(self.cache / "merges" / f"{key}.npz", make, _write, _read)
 
-    def train_union(self, size: int) -> Scored:
-        """Train the pieces of all languages as one problem."""
-        return self._train_fairly("union", size)
-
-    def train_bytes(self, size: int) -> Scored:
-        """Train merges of the bytes of all languages' mixture."""
-        return self._train_fairly("bytes", size)
-
     def tradeoff(self) -> tradeoff.Tradeoff | None:
         """Measure other sizes and parities of the union; None without text to measure on."""
         measured = self._measured("union")
@@ -144,8 +136,8 @@ class MixtureTrainer:
         found = entries.kept(path, make, artifacts.write_json, artifacts.read_object)
         return tradeoff.Tradeoff(**found)
 
-    def _train_fairly(self, name: str, size: int) -> Scored:
-        """Train "union" or "bytes" at the shares q^beta, moved by `parity`."""
+    def train_fairly(self, name: str, size: int) -> Scored:
+        """Train "union" or "bytes", of all languages, at the shares q^beta, moved by `parity`."""
         one = self.settings
 
         def make() -> Scored:

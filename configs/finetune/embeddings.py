@@ -22,10 +22,7 @@ TASKS = {"pairs": "text_pairs", "scores": "text_similarity"}
 
 # Batch, rate and temperature are usual for small encoders; we did not tune them.
 def get_config(arg: str = "") -> ConfigDict:
-    kind, _, data = arg.partition(",")
-    if kind not in TASKS:
-        kind, data = "pairs", arg
-    config = own(TASKS[kind], data)
+    config = own(TASKS, arg)
     config.task.update(
         text_column="query", pair_column="passage", label_column="score", text_pooling="mean"
     )

@@ -20,10 +20,7 @@ TASKS = {"spans": "tag_spans", "words": "tag_words"}
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    scored, _, data = arg.partition(",")
-    if scored not in TASKS:
-        scored, data = "spans", arg
-    config = own(TASKS[scored], data)
+    config = own(TASKS, arg)
     config.task.text_column, config.task.label_column = "1", "-1"
     config.task.pooling = "first"
     return config

@@ -17,6 +17,8 @@ mean over all development languages selects the checkpoint. Encoders as wide as 
 for XNLI. Narrower ones get a higher rate and the mean state; see docs/own_task.md.
 """
 
+from collections.abc import Mapping
+
 from ml_collections import ConfigDict
 
 from configs.finetune.base import base
@@ -27,13 +29,13 @@ TASKS = {"class": "text_classes", "number": "text_numbers", "multilabel": "text_
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    label, _, data = arg.partition(",")
-    if label not in TASKS:
-        label, data = "class", arg
-    return own(TASKS[label], data)
+    return own(TASKS, arg)
 
 
-def own(name: str, data: str) -> ConfigDict:
+def own(tasks: Mapping[str, str], arg: str) -> ConfigDict:
+    """Return the config of one of `tasks` by `arg`, "NAME,DATA", or of the first by "DATA"."""
+    chosen, _, data = arg.partition(",")
+    name, data = (tasks[chosen], data) if chosen in tasks else (next(iter(tasks.values())), arg)
     train, test, *dev = (
         tuple(split + end for end in _ENDS)
         for split in ("train", "test", "dev", "val", "valid", "validation")

@@ -141,7 +141,7 @@ def _json_objects(path: pathlib.Path, text: str) -> Iterator[_Record]:
     is_array = text.lstrip().startswith("[")
     start = text.index("[") + 1 if is_array else 0
     while True:
-        start = _end(_COMMA if is_array else _BLANKS, text, start)
+        start = next((_COMMA if is_array else _BLANKS).finditer(text, start)).end()
         number, last = number + text.count("\n", last, start), start
         if start == len(text) or (is_array and text[start] == "]"):
             return
@@ -161,11 +161,6 @@ def _json_objects(path: pathlib.Path, text: str) -> Iterator[_Record]:
             words = f"{str(found)[:40]!r} is not a JSON object; each row must be one"
             found = ValueError(f"{path}, line {number}: {words}")
         yield number, found
-
-
-def _end(pattern: re.Pattern[str], text: str, start: int) -> int:
-    found = pattern.match(text, start)
-    return found.end() if found else start
 
 
 def _rows(path: pathlib.Path, text: str, wanted: Sequence[str]) -> Iterator[_Record]:

@@ -71,7 +71,7 @@ def choose(
         target_size=budget + len(SPECIALS), beta=BETA, num_clusters=num_clusters
     )
     trainer = types.SimpleNamespace(
-        train=train, train_merges=train_merges, train_union=train_union, train_bytes=train_union
+        train=train, train_merges=train_merges, train_fairly=lambda _, size: train_union(size)
     )
     arguments = {"vocabularies": vocabularies(), "probabilities": probabilities(), **changed}
     return methods.choose(method, settings=settings, trainer=trainer, **arguments)

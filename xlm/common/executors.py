@@ -6,10 +6,11 @@ end of a worker a task may run twice. It then writes the same bytes.
 """
 
 import concurrent.futures
+import contextlib
 import pathlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from absl import flags
 
@@ -24,7 +25,7 @@ _WAIT = 60  # seconds, for a scheduler and its first worker
 _ONE = threading.Lock()
 
 
-class Dask:
+class Dask(contextlib.AbstractContextManager):
     """Workers of a Dask cluster, by the address or the scheduler file of its scheduler.
 
     Raises ValueError if Dask is not installed, or no scheduler with workers answers.
@@ -46,9 +47,6 @@ class Dask:
                 f"--dask is {scheduler}: {error}; start 'dask scheduler' and a 'dask worker', and "
                 "give the scheduler's address, tcp://HOST:8786, or its --scheduler-file"
             ) from error
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._client.close()
@@ -81,7 +79,7 @@ class Dask:
             self._client.cancel(futures)
 
 
-class Beam:
+class Beam(contextlib.AbstractContextManager):
     """A runner of Apache Beam with its `options`, which runs a pipeline for each round.
 
     Raises ValueError if Beam is not installed.
@@ -93,9 +91,6 @@ class Beam:
         with packages.needed("--beam", "beam"):
             import apache_beam  # noqa: F401
         self._options = list(options)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         pass

@@ -10,14 +10,14 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import connection, resource_tracker
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
-class Workers:
+class Workers(contextlib.AbstractContextManager):
     """Pool of up to `number` worker processes, started on first use; `key` is their config key.
 
     A context manager. Ctrl-C or a signal in its block ends the workers at once; otherwise they
@@ -30,9 +30,6 @@ class Workers:
     def __init__(self, number: int, key: str):
         self.number, self._key = number, key
         self._workers: dict[Any, Any] = {}  # connection -> process
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_) -> None:
         self._stop(at_once=kind is not None and not issubclass(kind, Exception))

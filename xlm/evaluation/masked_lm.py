@@ -92,7 +92,9 @@ class ExactMaskedLM:
             for i, (lang, rows) in enumerate(self._rows.items())
         }
         self._unigram: dict[str, float] = {}
-        self._batch_loss = self._batches.jit(self._masked_loss)
+        self._batch_loss = self._batches.jit(
+            lambda params, *batch: masked_loss(objective, params, *batch, num_folds)
+        )
 
     def __call__(self, state) -> Mapping[str, float]:
         """Return the mean over languages and each language's loss, as metrics of a training run."""
@@ -114,9 +116,6 @@ class ExactMaskedLM:
                 tokens=int(tokens[i]),
             )
         return results
-
-    def _masked_loss(self, params, tokens: jax.Array, masked: jax.Array) -> jax.Array:
-        return masked_loss(self._objective, params, tokens, masked, self._num_folds)
 
     def _totals(self, params) -> tuple[np.ndarray, np.ndarray]:
         """Return the summed loss, float64, and the number of tokens of each language."""

@@ -5,7 +5,7 @@ import dataclasses
 import glob
 import operator
 import pathlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,9 @@ import numpy as np
 from input_pipeline.tasks.tasks import TASKS
 from xlm.common import artifacts
 from xlm.evaluation.task_results import averaged_metrics, read_results, reported_split
+from xlm.training.run_report import settings_of
 
-RESULTS, SETTINGS_FILE = "results.json", "settings.json"
+RESULTS = "results.json"
 # The tasks of XTREME's average, in its order. The last two are retrieval, which VoCap leaves out.
 XTREME = tuple(name for name, task in TASKS.items() if task.xtreme_name)
 SETTINGS = {"zero_shot": "cross-lingual transfer", "translate_train_all": "translate-train-all"}
@@ -280,8 +281,7 @@ def read_run(folder: pathlib.Path) -> Run:
     found = read_results(path)
     split = reported_split(found)
     choice = found.get("selected") or {}
-    file = folder / SETTINGS_FILE
-    settings = dict(_flat(artifacts.read_object(file))) if file.is_file() else {}
+    settings = settings_of(folder)
     table, data = found["task"], tuple[str, ...]()
     if TASKS[table].is_own:
         keys = _DATA if found["test"] else (*_DATA, "train")
@@ -302,14 +302,6 @@ def read_run(folder: pathlib.Path) -> Run:
         table=table, data=data, scored=found.get("scored", {}),
         majority=found.get("baselines", {}).get("majority", {}),
     )  # fmt: skip
-
-
-def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict) and value:
-        for name, one in value.items():
-            yield from _flat(one, f"{key}.{name}".removeprefix("."))
-    else:
-        yield key, value
 
 
 def _key(run: Run) -> str:

@@ -22,7 +22,7 @@ from xlm.evaluation.translation_gain import TranslationGain
 from xlm.experiment import data as data_builders
 from xlm.experiment import evaluators, output_layers, seen, text_warnings
 from xlm.experiment import model as builders
-from xlm.experiment.data import Folders, evaluation_settings
+from xlm.experiment.data import evaluation_settings
 from xlm.experiment.evaluators import check_retrieval
 from xlm.experiment.masked_lm import encoder_of, masked_lm_of
 from xlm.objectives.masked_lm import MaskedLM
@@ -43,7 +43,10 @@ def run(config: ConfigDict, folders: data_builders.Folders) -> pathlib.Path | No
     masked_lm, encoder = masked_lm_of(trained.objective), encoder_of(trained.objective)
     losses = evaluators.exact_masked_lm(config, masked_lm, dataset, mesh, in_training=False)
     retriever = retrieval(config, encoder, dataset, mesh)
-    examples = _examples(config, masked_lm, dataset, folders, mesh)
+    processor = spm.SentencePieceProcessor(model_proto=folders.read_tokenizer())
+    pieces = [processor.id_to_piece(i) for i in range(dataset.vocab_size)]
+    seed, built = evaluation_settings(config).seed, folders.vocab / "allocation.json"
+    examples = Examples(masked_lm, dataset, pieces, seed=seed, mesh=mesh)
     detection = evaluators.detection(config, trained.objective, dataset, mesh, in_training=False)
     gain, on_pairs = _on_pairs(config, masked_lm, encoder, dataset, mesh)
     stage = artifacts.Stage(folders.report, None, reads=[folders.vocab, folders.rows])
@@ -66,7 +69,8 @@ def run(config: ConfigDict, folders: data_builders.Folders) -> pathlib.Path | No
         path = report.write_report(
             folders.report, results, dataset=dataset,
             output_layer=settings(OutputLayerSettings, config.output_layer),
-            allocation=_allocation(folders), metrics=read_metrics(folders.train / "metrics.jsonl"),
+            allocation=record.read(built) if built.exists() else None,  # None if it was given
+            metrics=read_metrics(folders.train / "metrics.jsonl"),
             full_softmax_from=masked_lm.full_softmax_from,
             title=folders.workdir.absolute().name, num_steps=config.train.num_steps,
             more=[*text_warnings.section(folders), *seen.section(config, dataset, trained.step),
@@ -110,17 +114,3 @@ def _on_pairs(
     if not isinstance(encoder, ReplacedToken):
         return gain, None
     return gain, PairReplacedTokenDetection(encoder, dataset, **common)
-
-
-def _examples(
-    config: ConfigDict, masked_lm: MaskedLM, dataset: PackedDataset, folders: Folders, mesh: Mesh
-) -> Examples:
-    processor = spm.SentencePieceProcessor(model_proto=folders.read_tokenizer())
-    pieces = [processor.id_to_piece(i) for i in range(dataset.vocab_size)]
-    return Examples(masked_lm, dataset, pieces, seed=evaluation_settings(config).seed, mesh=mesh)
-
-
-def _allocation(folders: data_builders.Folders) -> record.Record | None:
-    """Record of the vocabulary's build; None for a given tokenizer."""
-    path = folders.vocab / "allocation.json"
-    return record.read(path) if path.exists() else None

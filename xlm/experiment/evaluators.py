@@ -1,6 +1,6 @@
 """Builders of the evaluators during training; `evaluation` has those after it."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from input_pipeline.packed_dataset import PackedDataset
 from xlm.common import places
 from xlm.evaluation.masked_lm import ExactMaskedLM
+from xlm.evaluation.replaced_token import ReplacedTokenDetection
 from xlm.evaluation.sampled_loss import SampledLoss
 from xlm.evaluation.settings import sentence_layer
 from xlm.experiment.data import Folders, evaluation_settings, open_packed_dataset
@@ -17,9 +18,6 @@ from xlm.objectives.masked_lm import MaskedLM
 from xlm.objectives.objective import Objective
 from xlm.objectives.replaced_token import ReplacedToken
 from xlm.training.progress import Evaluator
-
-if TYPE_CHECKING:
-    from xlm.evaluation.replaced_token import ReplacedTokenDetection
 
 
 def training_evaluators(
@@ -51,7 +49,7 @@ def detection(
     mesh: Mesh,
     *,
     in_training: bool,
-) -> "ReplacedTokenDetection | None":
+) -> ReplacedTokenDetection | None:
     """Build the evaluation of the discriminator, on fewer sequences if it runs `in_training`.
 
     Returns None for an objective without a discriminator. Raises ValueError if
@@ -61,8 +59,6 @@ def detection(
     options, found = evaluation_settings(config), encoder_of(objective)
     if not isinstance(found, ReplacedToken):
         return None
-    from xlm.evaluation.replaced_token import ReplacedTokenDetection
-
     return ReplacedTokenDetection(
         found, dataset, rate=found.generator.mask.rate, batch_size=options.batch_size,
         max_sequences=options.max_sequences_in_training if in_training else options.max_sequences,

@@ -3,9 +3,10 @@
 import copy
 import dataclasses
 import functools
+import itertools
 import math
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -21,14 +22,16 @@ from input_pipeline.packed_dataset import tokenizer_hash
 from input_pipeline.tasks.batches import FeatureStream
 from input_pipeline.tasks.examples import SentencePairs
 from input_pipeline.tasks.features import sentence_features
+from xlm.common import console
 from xlm.common.schema import settings
 from xlm.evaluation.search import SentenceEncoder
 from xlm.evaluation.settings import sentence_layer
-from xlm.evaluation.tasks import Predictor, TaskData
+from xlm.evaluation.task_results import write_lines
+from xlm.evaluation.tasks import Line, Predictor, TaskData
 from xlm.experiment import task_data
 from xlm.experiment.model import check_batch
 from xlm.experiment.pretrained import Pretrained
-from xlm.experiment.run_folder import best_of
+from xlm.experiment.run_folder import ShouldStop, best_of
 from xlm.experiment.task_kinds import KINDS, SEARCHES
 from xlm.experiment.task_settings import TaskSettings, Tokenizer, task_settings
 from xlm.interop.params_file import Encoder as Encoding
@@ -42,6 +45,7 @@ from xlm.training.accumulation import Accumulation
 from xlm.training.optimizer import wsd_decay_steps
 from xlm.training.settings import MeshSettings, OptimizerSettings, TrainSettings
 from xlm.training.sharding import host_parts, make_mesh
+from xlm.training.signals import Stopped
 from xlm.training.step import TrainFunctions, make_train_functions
 
 MESH = MeshSettings(
@@ -381,3 +385,31 @@ def sentence_vectors(
         for side in (pairs.source, pairs.target)
     )
     return source, target
+
+
+def evaluated(
+    data: Mapping[str, Sequence[TaskData]],
+    folder: pathlib.Path,
+    score: Callable[[TaskData], tuple[dict[str, float], Sequence[Line]]],
+    should_stop: ShouldStop,
+    step: int,
+) -> dict[str, Any]:
+    """Score development and test data, and write the predictions of each language or direction.
+
+    `score` maps data of one language to its scores and the lines of its predictions. The run has
+    taken `step` steps. Returns part of the results: the scores of each split, and its numbers of
+    examples. Raises Stopped if `should_stop` asked for it.
+    """
+    polls = itertools.count(step)
+    results: dict[str, Any] = {"examples": {}}
+    for split in ("validation", "test"):
+        results[split] = {}
+        for one in console.bar(data[split], split, len(data[split]), "sets"):
+            # Several hosts agree on where to stop by a number that grows.
+            if should_stop(next(polls)):
+                raise Stopped(step)
+            results[split][one.language], lines = score(one)
+            if hosts.is_first():
+                write_lines(folder / "predictions" / f"{split}.{one.language}.jsonl", lines)
+        results["examples"][split] = {one.language: len(one.examples) for one in data[split]}
+    return results

@@ -114,16 +114,14 @@ def _check_same_parameters(source: pathlib.Path, there: Shapes, here: Shapes) ->
 
     Cross-attention may be missing from either.
     """
-    for name in sorted({*there, *here}):
-        is_missing = name not in there or name not in here
-        if is_missing and _is_cross_attention(name):
+    for name in objectives.differing(there, here):
+        if _is_cross_attention(name) and not (name in there and name in here):
             continue
-        if there.get(name) != here.get(name):
-            raise ValueError(
-                f"train.init_from: parameter {name} has shape {there.get(name, 'none')} in the run "
-                f"in {source} and {here.get(name, 'none')} in this one; set objective, model, "
-                "replaced_token and mesh.vocab_multiple as there, or start from another run"
-            )
+        raise ValueError(
+            f"train.init_from: parameter {name} has shape {there.get(name, 'none')} in the run "
+            f"in {source} and {here.get(name, 'none')} in this one; set objective, model, "
+            "replaced_token and mesh.vocab_multiple as there, or start from another run"
+        )
 
 
 def _is_cross_attention(name: str) -> bool:

@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import math
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -154,7 +154,9 @@ def estimate(config: ConfigDict, num_devices: int, stage: int = -1, backend: str
         corrected = logits if found.settings.corrective_weight else 0
         own = activation_sizes(found.encoder.settings, rows, length, corrected, **on_device)
         activations += own.bytes() - min(own.work_bytes(), sizes.work_bytes())
-    if isinstance(packed_term(objective), CrossMLM) and not _is_cross_attention(trained):
+    # One pass reads all of what trains if that is cross-attention.
+    is_cross = set(trained) == {"layers"} and set(trained["layers"]) <= set(CROSS_ATTENTION)
+    if isinstance(packed_term(objective), CrossMLM) and not is_cross:
         activations *= 3 if config.data.pair_share else 2  # a pass for each term
     return Estimate(
         state_bytes(functions), examples=(rows,), accumulation_steps=(parts,),
@@ -186,10 +188,7 @@ def estimate_fine_tuning(config: ConfigDict, num_devices: int, encoder: str = ""
     del state["auxiliary state"]  # fine-tuning has none
 
     batch, shards = config.train.batch_size, num_batch_shards(mesh)
-    if batch % shards:
-        raise ValueError(
-            f"train.batch_size is {batch}, must be a multiple of the {shards} devices that share it"
-        )
+    model.check_batch(batch, mesh)
     powers = [2**power for power in reversed(range(batch.bit_length()))]
     parts = tuple(one for one in powers if batch // shards % one == 0)
     examples = tuple(batch // shards // one for one in parts)
@@ -244,11 +243,6 @@ def table(found: Estimate) -> str:
 def _shards(axes: Iterable[str], mesh: AbstractMesh) -> int:
     """Number of parts that mesh axes, without those of the batch, split a sequence into."""
     return math.prod(mesh.shape[axis] for axis in axes if axis not in SEQUENCES)
-
-
-def _is_cross_attention(trained: Mapping[str, Any]) -> bool:
-    """Whether training changes only cross-attention, which one pass reads."""
-    return set(trained) == {"layers"} and set(trained["layers"]) <= set(CROSS_ATTENTION)
 
 
 def activation_sizes(

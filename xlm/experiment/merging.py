@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import jax
 
 from xlm.common import places, tables
+from xlm.experiment import objectives
 from xlm.experiment.pretrained import Pretrained, read_last, read_pretrained
 from xlm.interop import cards, model_folder
 from xlm.training.averaging import mean_params, ties
@@ -69,13 +70,9 @@ def _check_alike(first: Pretrained, first_name: str, found: Pretrained, name: st
         raise ValueError(
             f"{name} has another tokenizer than {first_name}; merge models of one vocabulary"
         )
-    there, here = (
-        {jax.tree_util.keystr(path): x.shape for path, x in jax.tree.leaves_with_path(one.params)}
-        for one in (first, found)
-    )
-    for key in sorted({*there, *here}):
-        if there.get(key) != here.get(key):
-            raise ValueError(
-                f"{name} and {first_name} differ in {key}, {here.get(key)} and {there.get(key)}; "
-                "merge models of one architecture"
-            )
+    there, here = (objectives.shapes(one.params) for one in (first, found))
+    for key in objectives.differing(there, here):
+        raise ValueError(
+            f"{name} and {first_name} differ in {key}, {here.get(key)} and {there.get(key)}; "
+            "merge models of one architecture"
+        )

@@ -16,6 +16,7 @@ from input_pipeline.packed_dataset import PackedDataset
 from xlm.common import entry_point
 from xlm.common.schema import settings
 from xlm.objectives.objective import Objective
+from xlm.training.digests import named
 from xlm.training.settings import MeshSettings
 from xlm.training.sharding import padded_vocab_size
 
@@ -131,21 +132,22 @@ def _check_place(module: str, config: ConfigDict, dataset: PackedDataset) -> Non
 
 def parameter_shapes(objective: Objective) -> Shapes:
     """Shapes of the parameters of an objective by their paths."""
-    return _shapes(nn.unbox(jax.eval_shape(objective.init, jax.random.key(0))))
+    return shapes(nn.unbox(jax.eval_shape(objective.init, jax.random.key(0))))
 
 
-def _shapes(params: Any) -> Shapes:
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): array.shape
-        for path, array in jax.tree.leaves_with_path(params)
-    }
+def shapes(params: Any) -> Shapes:
+    return {name: array.shape for name, array in named(params)}
+
+
+def differing(there: Shapes, here: Shapes) -> list[str]:
+    """Names of the parameters that one side lacks, or has in another shape."""
+    return [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
 
 
 def checked_params(objective: Objective, params: Any) -> Any:
     """Return parameters; raise ValueError unless they have the objective's names and shapes."""
-    there, here = _shapes(params), parameter_shapes(objective)
-    wrong = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
-    if wrong:
+    there, here = shapes(params), parameter_shapes(objective)
+    if wrong := differing(there, here):
         raise ValueError(
             f"parameter {wrong[0]} has shape {there.get(wrong[0], 'none')}, must be "
             f"{here.get(wrong[0], 'none')} by the notes and settings of the run; copy the whole "

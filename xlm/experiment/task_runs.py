@@ -12,7 +12,6 @@ from ml_collections import ConfigDict
 
 from input_pipeline.tasks.batches import padding_ratio
 from input_pipeline.tasks.examples import BadRow
-from input_pipeline.tasks.tasks import Task
 from xlm.common import artifacts
 from xlm.evaluation import task_report
 from xlm.evaluation.label_analysis import Labelled
@@ -39,7 +38,6 @@ from xlm.experiment.run_folder import (
     ShouldStop,
     StopContext,
     best_of,
-    evaluated,
 )
 from xlm.experiment.task_kinds import KINDS, SEARCHES
 from xlm.experiment.task_settings import EACH_LANGUAGE, TaskSettings, Tokenizer, task_settings
@@ -67,9 +65,15 @@ def run(
     known = prediction.run_config(folder).task.labels if (folder / RESULTS).exists() else ()
     config = task_data.with_labels(config, known)
     options = task_settings(config)
-    read, prepare, files = _procedure(options.task)
-    pretrained = read(config)
-    if not options.task.is_translation:
+    prepare: Callable[..., Callable[[], dict[str, Any]]]
+    if options.task.is_translation:
+        prepare, files = translation_runs.prepare, translation.data_files
+        pretrained = translation.read_start(config)
+    else:
+        prepare, files = _search if options.task.is_search else _fine_tune, task_data.data_files
+        pretrained = read_pretrained(
+            config.init_from, keeps_decoder=options.cross_attention, objective=config.objective
+        )
         config = builders.by_width(config, pretrained.settings)
     defaults = schema.default_config(task_schema.family_of(config.task.name)).to_dict()
     stage = artifacts.open_stage(
@@ -113,24 +117,6 @@ def _read_after_training(config: ConfigDict) -> list[str]:
         return ["evaluation.batch_size"]
     selects = not config.train.averaged_checkpoints
     return ["decoding", "evaluation.batch_tokens" if selects else "evaluation"]
-
-
-def _procedure(task: Task) -> tuple[Callable[[ConfigDict], Pretrained], Callable, Callable]:
-    """Return functions that read a run's start, prepare its work, and list its data's files.
-
-    The second one takes config, start, folder and `stopping`, reads the data, and returns the work.
-    The third one takes the settings of the task.
-    """
-    if task.is_translation:
-        return translation.read_start, translation_runs.prepare, translation.data_files
-    return _read_encoder, _search if task.is_search else _fine_tune, task_data.data_files
-
-
-def _read_encoder(config: ConfigDict) -> Pretrained:
-    keeps_decoder = task_settings(config).cross_attention
-    return read_pretrained(
-        config.init_from, keeps_decoder=keeps_decoder, objective=config.objective
-    )
 
 
 def _start(folder: pathlib.Path, config: ConfigDict, pretrained: Pretrained) -> dict[str, Any]:
@@ -297,7 +283,7 @@ def _evaluate(
             lines = [{**line, "gold": kind.gold(task, example)} for line, example in pairs]
         return kind.score(task, one, decided, threshold), lines
 
-    results = evaluated(data, folder, score, should_stop, step)
+    results = builders.evaluated(data, folder, score, should_stop, step)
     results["selected"] = {
         "step": whole[1].step,
         "rule": options.selection,

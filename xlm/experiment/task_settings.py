@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from typing import Any, Literal, get_args
+from typing import Any
 
 import sentencepiece as spm
 from ml_collections import ConfigDict
@@ -232,10 +232,6 @@ class TaskSettings:
         )
 
 
-End = Literal["first", "last", "random"]
-Output = Literal["full", "blockwise"]
-
-
 @dataclasses.dataclass(frozen=True)
 class TranslationSettings:
     """Model of a translation; the `translation` section of a config.
@@ -259,11 +255,11 @@ class TranslationSettings:
     """
 
     decoder_layers: int = schema.key(6, at_least=1)
-    decoder_from: End = schema.key("last", choices=get_args(End))
+    decoder_from: str = schema.key("last", choices=("first", "last", "random"))
     needs_cross_attention: bool = schema.key(False)
     label_smoothing: float = schema.key(0.1, at_least=0, below=1)
     output_head: bool = schema.key(True)
-    output_layer: Output = schema.key("blockwise", choices=get_args(Output))
+    output_layer: str = schema.key("blockwise", choices=("full", "blockwise"))
     language_pieces: dict[str, str] = schema.key({})
     prune: bool = schema.key(False)
     character_count: int = schema.key(2, at_least=0)

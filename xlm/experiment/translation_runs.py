@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from input_pipeline.packed_dataset import tokenizer_hash
 from input_pipeline.tasks import translation
 from xlm.common import artifacts
+from xlm.evaluation import translation_report
 from xlm.evaluation.batch_layout import spread_rows
 from xlm.evaluation.metrics import translation as metrics
 from xlm.evaluation.task_results import ceiling_notes
@@ -21,7 +22,7 @@ from xlm.evaluation.translating import Translator
 from xlm.experiment import fine_tuning, translated_text, translation_pairs
 from xlm.experiment import translation as builders
 from xlm.experiment.pretrained import Pretrained
-from xlm.experiment.run_folder import BEST, MODEL, TOKENIZER, ShouldStop, StopContext, evaluated
+from xlm.experiment.run_folder import BEST, MODEL, TOKENIZER, ShouldStop, StopContext
 from xlm.experiment.task_data import SPLITS
 from xlm.experiment.task_settings import TaskSettings, task_settings
 from xlm.interop.params_file import read_params
@@ -107,8 +108,6 @@ def prepare(
         results["hyperparameters"] = metadata["hyperparameters"]
         results["decoding"] = {**config.decoding.to_dict(), **translator.throughput.rates()}
         if hosts.is_first():
-            from xlm.evaluation import translation_report  # slow: matplotlib
-
             records = read_metrics(folder / "metrics.jsonl")
             translation_report.write(folder, metadata, results, records)
         return results
@@ -163,7 +162,7 @@ def _evaluate(
             for x, text in zip(one.examples, texts, strict=True)
         ]
 
-    results = evaluated(data, folder, scored, should_stop, step)
+    results = fine_tuning.evaluated(data, folder, scored, should_stop, step)
     results["unknown"] = unknown
     both = (one.language for split in ("validation", "test") for one in data[split])
     results["signatures"] = {one: metrics.signatures(translation.direction(one)[1]) for one in both}

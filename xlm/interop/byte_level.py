@@ -19,13 +19,12 @@ import pathlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from vocap import byte_tokens
 from vocap.settings import SPECIALS
 from xlm.common import artifacts, declarations, packages
-from xlm.interop import huggingface, segmenter, vocabulary
+from xlm.interop import bpe_json, huggingface, segmenter, vocabulary
 
 FORMATS = ("hf", "tiktoken", "gguf")
 _FILES = {"hf": "tokenizer.json", "tiktoken": "tokenizer.tiktoken", "gguf": "tokenizer.gguf"}
@@ -43,14 +42,6 @@ class Tokens(NamedTuple):
     merges: list[tuple[str, str]]
 
 
-class _Model(msgspec.Struct, frozen=True):
-    vocab: dict[str, declarations.Count]
-
-
-class _Tokenizer(msgspec.Struct, frozen=True):
-    model: _Model
-
-
 def is_byte_level(model: bytes) -> bool:
     """Return whether bytes are a JSON file, and no SentencePiece model."""
     return model.lstrip()[:1] == b"{"
@@ -58,7 +49,7 @@ def is_byte_level(model: bytes) -> bool:
 
 def read(model: bytes) -> Tokens:
     """Read a tokenizer.json of `byte_tokens.tokenizer_json`; ValueError for others."""
-    ids = declarations.parse(model, _Tokenizer, place="", remedy=_REMEDY).model.vocab
+    ids = declarations.parse(model, bpe_json.Tokenizer, place="", remedy=_REMEDY).model.vocab
     tokens = sorted(ids, key=ids.__getitem__)
     again = json.loads(_tokenizer_json(tokens))
     if again != json.loads(model):

@@ -6,29 +6,13 @@ import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 import sentencepiece as spm
 
 from vocap import model_proto
 from xlm.common import artifacts, declarations, packages
-from xlm.common.declarations import Count
 from xlm.interop import tokenizer_json
 from xlm.interop.vocabulary import batches, existing_file
-
-
-class _Model(msgspec.Struct, frozen=True):
-    type: str = "unknown"
-    unk_id: Count | None = None
-    unk_token: str | None = None
-    byte_fallback: bool = False
-
-
-class _Tokenizer(msgspec.Struct, frozen=True):
-    """The part of a tokenizer.json that we read beside `tokenizers`."""
-
-    model: _Model
-    normalizer: tokenizer_json.Step | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +102,7 @@ def _of_json(path: pathlib.Path) -> Segmenter:
         import tokenizers  # noqa: F401
     remedy = "give a tokenizer.json of Hugging Face, or a SentencePiece model"
     content = artifacts.read_bytes(path)
-    found = declarations.parse(content, _Tokenizer, place=str(path), remedy=remedy)
+    found = declarations.parse(content, tokenizer_json.AnyTokenizer, place=str(path), remedy=remedy)
     model = found.model
     try:
         for step in tokenizer_json.steps(found.normalizer):
@@ -147,4 +131,4 @@ def _of_json(path: pathlib.Path) -> Segmenter:
         encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
-    return Segmenter(model.type.lower(), size, is_piece, unknown, encode)
+    return Segmenter((model.type or "unknown").lower(), size, is_piece, unknown, encode)

@@ -70,19 +70,26 @@ class Tokenizer(Parts, frozen=True, kw_only=True):
 
 
 class _AnyModel(msgspec.Struct, frozen=True):
-    type: Any = None
+    type: str | None = None
+    unk_id: Count | None = None
+    unk_token: str | None = None
+    byte_fallback: bool = False
 
 
-class _AnyTokenizer(msgspec.Struct, frozen=True):
+class AnyTokenizer(msgspec.Struct, frozen=True):
+    """The part of a tokenizer.json of any kind that we read beside `tokenizers`."""
+
     model: _AnyModel = _AnyModel()
+    normalizer: Step | None = None
 
 
 GIVEN = {"place": "", "remedy": "copy or download it again, or write it with save_pretrained"}
 
 
-def kind(text: bytes) -> Any:
+def kind(text: bytes) -> str | None:
     """Return the type of the model of a tokenizer.json; ValueError if it is malformed."""
-    return declarations.parse(text, _AnyTokenizer, **GIVEN).model.type
+    found: AnyTokenizer = declarations.parse(text, AnyTokenizer, **GIVEN)
+    return found.model.type
 
 
 def read(text: bytes) -> Tokenizer:

@@ -17,17 +17,12 @@ def mean_params(trees: Iterable[Any]) -> Any:
     5.1). This reads at least one tree, one after the other, and holds two in memory.
     """
     remaining = iter(trees)
-    total = _copied(next(remaining))  # since `_add` donates the sum
+    total = jax.tree.map(jnp.copy, next(remaining))  # since `_add` donates the sum
     count = 1
     for tree in remaining:
         total = _add(total, tree)
         count += 1
     return _divided(total, count)
-
-
-@jax.jit
-def _copied(tree: Any) -> Any:
-    return jax.tree.map(jnp.copy, tree)
 
 
 @functools.partial(jax.jit, donate_argnums=0)

@@ -4,6 +4,8 @@ A file system may return corrupt bytes without an error, so each checkpoint has 
 of its state. Restoring skips damaged checkpoints in favour of older ones.
 """
 
+import contextlib
+import itertools
 import json
 import logging
 import os
@@ -78,7 +80,7 @@ class _Save(NamedTuple):
     abstract: TrainState
 
 
-class Checkpoints:
+class Checkpoints(contextlib.AbstractContextManager):
     """Checkpoints of one run, numbered by steps taken; a context manager.
 
     `keep`, `keep_every`, `max_multiples` and `verify` are those of `TrainSettings`. A `read_only`
@@ -339,9 +341,6 @@ class Checkpoints:
             "set how many stay); then rerun the command to resume"
         )
 
-    def __enter__(self) -> "Checkpoints":
-        return self
-
     def __exit__(self, kind, *_) -> None:
         """Wait for the last save to complete."""
         if kind is None:
@@ -393,8 +392,5 @@ def _structure(abstract: Any) -> str:
 
 def free_name(path: pathlib.Path) -> pathlib.Path:
     """Return the first of `path`, `path`-2, `path`-3, ... that does not exist."""
-    number, free = 1, path
-    while free.exists():
-        number += 1
-        free = path.with_name(f"{path.name}-{number}")
-    return free
+    others = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    return next(one for one in itertools.chain([path], others) if not one.exists())

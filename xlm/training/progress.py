@@ -1,5 +1,6 @@
 """Metrics, speed, progress, profile and diagnostics of a run in progress."""
 
+import contextlib
 import functools
 import logging
 import math
@@ -36,7 +37,7 @@ _NAMES = {
 Evaluator = Callable[..., Mapping[str, float]]
 
 
-class Progress:
+class Progress(contextlib.AbstractContextManager):
     """Metrics, progress and timing of one call of `train`; a context manager."""
 
     def __init__(
@@ -70,9 +71,6 @@ class Progress:
         self._work = {step: np.zeros(2)}
         self._clock = (step, time.monotonic(), np.zeros(2))
         self._profiling = False
-
-    def __enter__(self) -> "Progress":
-        return self
 
     def __exit__(self, *exception) -> None:
         self._bar.close()

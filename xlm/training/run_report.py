@@ -121,11 +121,7 @@ def write(
 ) -> pathlib.Path:
     """Write report.md, report.html and charts of one run or several; `more` parts come first."""
     parts = ["# " + ", ".join(tables.escaped(run.name) for run in runs), *map(_status, runs)]
-    shown, unit, lacking = (
-        list(runs),
-        "nats a token",
-        [one.name for one in runs if not one.tokenizer],
-    )
+    shown, unit = list(runs), _UNITS[0]
     if not all(run.results for run in runs):  # evaluations in training read less text
         shown = [dataclasses.replace(run, results={}) for run in runs]
     if len(runs) == 1:
@@ -138,7 +134,7 @@ def write(
             if len({run.task for run in runs}) == 1
             else f"**Runs of different kinds: no loss compares.** {tables.escaped(kinds)}."
         )
-    elif lacking:
+    elif lacking := [one.name for one in runs if not one.tokenizer]:
         shown = []
         parts.append(
             "**The losses are not compared.** Nats a token compare runs of one vocabulary only. "

@@ -8,70 +8,50 @@ norm.
 """
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
+from flax import traverse_util
 
 from xlm.training.optimizer import Optimizer, make_optimizer, wsd_decay_steps
 from xlm.training.settings import OptimizerSettings
 
 
-def selected(params: Any, name: str, prefix: str = "") -> Any:
+def selected(params: Any, name: str) -> Any:
     """Return the parameters with `name` in their paths, such as "cross_attention"; "" for all."""
-    if not name:
-        return params
-    found = {}
-    for key, value in params.items():
-        path = f"{prefix}/{key}" if prefix else key
-        if name in path:
-            found[key] = value
-        elif isinstance(value, Mapping) and (part := selected(value, name, path)):
-            found[key] = part
-    return found
+    return _kept(params, lambda path: name in path)
 
 
 def excluding(params: Any, names: Collection[str]) -> Any:
     """Return the parameters with none of `names` among the keys of their paths."""
-    if not names:
-        return params
-    found = {}
-    for key, value in params.items():
-        if key in names:
-            continue
-        if not isinstance(value, Mapping):
-            found[key] = value
-        elif part := excluding(value, names):
-            found[key] = part
-    return found
+    return _kept(params, lambda path: set(names).isdisjoint(path.split("/")))
 
 
 def without(params: Any, part: Any) -> Any:
     """Return the parameters that `part` does not have."""
-    found = {}
-    for key, value in params.items() if isinstance(params, Mapping) else ():
-        if key not in part:
-            found[key] = value
-        elif rest := without(value, part[key]):
-            found[key] = rest
-    return found
+    known = _flat(part)
+    return _kept(params, lambda path: path not in known)
 
 
 def merged(params: Any, part: Any) -> Any:
     """Copy nested dictionaries, with values added or replaced by those of `part`."""
-    if not isinstance(part, Mapping):
-        return part
-    return {**params, **{key: merged(params.get(key, {}), x) for key, x in part.items()}}
+    return traverse_util.unflatten_dict({**_flat(params), **_flat(part)}, sep="/")
 
 
 def has_path(tree: Any, path: str) -> bool:
     """Return whether nested dictionaries have a value at path "a/b/c"."""
-    for key in path.split("/"):
-        if not isinstance(tree, Mapping) or key not in tree:
-            return False
-        tree = tree[key]
-    return True
+    return path in _flat(tree)
+
+
+def _flat(params: Any) -> dict[str, Any]:
+    return traverse_util.flatten_dict(params, keep_empty_nodes=True, sep="/")
+
+
+def _kept(params: Any, keeps: Callable[[str], bool]) -> Any:
+    found = {path: value for path, value in _flat(params).items() if keeps(path)}
+    return traverse_util.unflatten_dict(found, sep="/")
 
 
 @dataclasses.dataclass(frozen=True)
