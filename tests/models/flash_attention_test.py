@@ -12,9 +12,7 @@ from absl.testing import parameterized
 
 from tests.models.factories import random_segments
 from xlm.models import flash_attention
-from xlm.models.flash_attention import (
-    _Inputs, _near, _Options, _reach, dropout_words, fault, is_kept,
-)  # fmt: skip
+from xlm.models.flash_attention import _Inputs, _Options, _reach, dropout_words, fault, is_kept
 from xlm.models.positions import by_index
 
 B, H = 3, 2
@@ -112,9 +110,12 @@ class FlashAttentionTest(parameterized.TestCase):
         parts = of_both, of_both[:, :num_keys]
         with mock.patch.object(flash_attention, "_BLOCK", size):
             inputs = _Inputs(*parts, *[None] * 7)
-            near = _near(options, inputs)
-            ends = _reach(*map(jnp.asarray, parts[::-1]), near.T) if of_keys else (
-                _reach(*map(jnp.asarray, parts), near))
+            near = flash_attention._near(options, inputs)
+            ends = (
+                _reach(*map(jnp.asarray, parts[::-1]), near.T)
+                if of_keys
+                else (_reach(*map(jnp.asarray, parts), near))
+            )
         apart = np.arange(length)[:, None] - np.arange(num_keys)
         seen = parts[0][:, :, None] == parts[1][:, None, :]
         seen &= (abs(apart) <= half) if half else True

@@ -154,11 +154,16 @@ class EncoderSettings:
     @property
     def layers_at_once(self) -> int:
         """Layers per iteration of the scan: `unroll`, or the backend's if that is 0."""
+        return self.layers_at_once_on("")
+
+    def layers_at_once_on(self, backend: str) -> int:
+        """Return `unroll`, or the layers per iteration of a backend if that is 0."""
         if self.unroll:
             return self.unroll
         import jax
 
-        return max(self.num_layers, 1) if jax.default_backend() == "gpu" else 1
+        on_gpu = (backend or jax.default_backend()) == "gpu"
+        return max(self.num_layers, 1) if on_gpu else 1
 
     def __post_init__(self):
         schema.check(self, "model")

@@ -180,10 +180,11 @@ def make_layer(settings: EncoderSettings) -> nn.Module:
     """Build an encoder layer with its rematerialisation policy."""
     if settings.remat == "none":
         return EncoderLayer(settings)
-    # XLA does not merge a loop with its recomputation, so this needs no `prevent_cse`.
+    # XLA does not merge a loop with its recomputation, but it would merge unrolled layers.
     remat = nn.remat(
-        EncoderLayer, policy=_POLICIES[settings.remat], prevent_cse=False, static_argnums=(3, 6)
-    )
+        EncoderLayer, policy=_POLICIES[settings.remat], static_argnums=(3, 6),
+        prevent_cse=settings.layers_at_once > 1,
+    )  # fmt: skip
     return remat(settings)
 
 
