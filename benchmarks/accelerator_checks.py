@@ -17,6 +17,7 @@ smaller sizes, except those of GPU kernels.
 """
 
 import hashlib
+import itertools
 import json
 import os
 import subprocess
@@ -131,10 +132,13 @@ def check_flash(position: Position) -> Outcome:
     if jax.default_backend() != "gpu":
         return Outcome(None, "needs a GPU")
     options = {"has_bias": position != "learned", "is_gated": position == "gated"}
+    kinds = itertools.product((32, 64, 128), ("float32", "bfloat16"), (False, True))
     found = {
-        f"heads of {size} in {dtype}": flash_attention.fault(size, dtype, **options)
-        for size in (32, 64, 128) for dtype in ("float32", "bfloat16")
-    }  # fmt: skip
+        f"heads of {size} in {dtype}, causal {is_causal}": flash_attention.fault(
+            size, dtype, is_causal=is_causal, **options
+        )
+        for size, dtype, is_causal in kinds
+    }
     faults = [f"{name}: {said}" for name, said in found.items() if said]
     return Outcome(not faults, "; ".join(faults) or f"{len(found)} kinds agree")
 

@@ -18,7 +18,7 @@ from xlm.models.attention import Attention
 from xlm.models.flash_attention import flash_attention
 from xlm.models.positions import DistanceBias
 from xlm.models.segment_attention import segment_attention
-from xlm.models.segments import causal_mask, segment_mask
+from xlm.models.segments import SegmentMask, causal_mask, segment_mask
 from xlm.models.softmax_attention import attention_weights
 
 B, Q, K, D, H = 2, 6, 5, 8, 2
@@ -42,6 +42,12 @@ USES = {
     "cross_segments": {"context": CONTEXT, "mask": segment_mask(SEGMENTS, OF_KEYS)},
     "cross_keys": {"context": CONTEXT, "mask": (OF_KEYS == 2)[:, None, None, :]},
     "cross_bias": {"context": CONTEXT, "bias": random(B, 1, 1, K, seed=4)},
+}
+# Masks of some uses by their factors, which kernels read.
+FACTORS = {
+    "segments": {"mask": SegmentMask(SEGMENTS)},
+    "causal_segments": {"mask": SegmentMask(SEGMENTS, is_causal=True)},
+    "cross_segments": {"mask": SegmentMask(SEGMENTS, OF_KEYS)},
 }
 
 
@@ -141,27 +147,36 @@ class KernelTest(parameterized.TestCase):
         return called.call_count
 
     def test_splash(self):
-        self.assertEqual(self.calls("splash", "segments", segments=SEGMENTS), 1)
+        self.assertEqual(self.calls("splash", "segments", **FACTORS["segments"]), 1)
         others = ("segments", "causal_segments", "cross_segments", "cross", "self")
         for use in others:  # of which the module is not told any segments
             self.assertEqual(self.calls("splash", use), 0)
-        self.assertEqual(self.calls("splash", "segments", 1e-9, segments=SEGMENTS), 0)
+        self.assertEqual(self.calls("splash", "segments", 1e-9, **FACTORS["segments"]), 0)
+        for use in ("causal_segments", "cross_segments"):
+            self.assertEqual(self.calls("splash", use, **FACTORS[use]), 0)
         # Splash has no bias.
-        self.assertEqual(self.calls("splash", "bias_and_segments", segments=SEGMENTS), 0)
+        self.assertEqual(self.calls("splash", "bias_and_segments", **FACTORS["segments"]), 0)
 
     def test_flash(self):
-        self.assertEqual(self.calls("flash", "segments", 1e-9, segments=SEGMENTS), 1)
+        for use, mask in FACTORS.items():
+            self.assertEqual(self.calls("flash", use, 1e-9, **mask), 1)
         for use in ("self", "cross", "cross_keys"):
             self.assertEqual(self.calls("flash", use), 1)
         for use in ("segments", "causal_segments", "cross_segments", "bias", "cross_bias"):
             self.assertEqual(self.calls("flash", use), 0)
+
+    @parameterized.parameters(*FACTORS)
+    def test_factors_of_a_mask_are_the_mask(self, use: str):
+        for module, expected in zip((PLAIN, WEIGHTS, BLOCKS), outputs_of(use), strict=True):
+            with mock.patch.object(attention, "_BLOCK", 4):
+                assert_close(attend(module, **USES[use] | FACTORS[use])[0], expected)
 
     @parameterized.parameters(True, False)
     def test_flash_with_a_bias_by_distance(self, has_positions: bool):
         by_distance = random(H, 2 * Q + 1, seed=7)
         positions = jnp.array([[0, 1, 2, 0, 1, 2]] * B) if has_positions else None
         bias = DistanceBias(by_distance, SEGMENTS, positions)
-        options = {"mask": segment_mask(SEGMENTS), "segments": SEGMENTS, "bias": bias}
+        options = {"mask": SegmentMask(SEGMENTS), "bias": bias}
         function = functools.partial(flash_attention, interpret=True)
         with mock.patch.object(attention, "flash_attention", side_effect=function) as called:
             module = Attention(D, H, 0.0, "float32", "flash")

@@ -12,11 +12,12 @@ from absl.testing import parameterized
 
 from tests.models.factories import random_segments
 from xlm.models import flash_attention
-from xlm.models.flash_attention import _reach, dropout_words, fault, is_kept
+from xlm.models.flash_attention import _Inputs, _Options, _reach, dropout_words, fault, is_kept
 from xlm.models.positions import by_index
 
 B, H = 3, 2
-# Queries, keys, size of a head, half window, dropout rate, bias ("", "relative", "gated").
+# Queries, keys, size of a head, half window, dropout rate, bias ("", "relative", "gated"), and
+# whether attention is causal.
 CASES = (
     (40, 40, 16, 0, 0.0, ""),
     (37, 37, 12, 0, 0.3, ""),
@@ -25,6 +26,12 @@ CASES = (
     (21, 50, 16, 0, 0.3, ""),  # cross-attention
     (48, 48, 16, 0, 0.0, "relative"),
     (41, 41, 16, 0, 0.3, "gated"),
+    (53, 53, 16, 0, 0.3, "", True),
+    (70, 70, 16, 19, 0.0, "", True),
+    (37, 60, 8, 0, 0.3, "", True),
+    (60, 37, 8, 0, 0.3, "", True),
+    (60, 37, 16, 0, 0.3, ""),
+    (53, 53, 16, 0, 0.3, "gated", True),
 )
 
 
@@ -47,7 +54,7 @@ def inputs_of(num_queries, num_keys, size, rate, bias) -> dict:
 
 
 def plain(query, keys, values, of_queries, of_keys, rows=None, columns=None, by_distance=None,
-          gate=None, *, half_window, dropout_rate):  # fmt: skip
+          gate=None, *, half_window, dropout_rate, is_causal=False):  # fmt: skip
     """Attention by arrays over all pairs, with jax's gradient; zeros where nothing is seen."""
     number, others = query.shape[1], keys.shape[1]
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, keys) / math.sqrt(query.shape[3])
@@ -56,9 +63,11 @@ def plain(query, keys, values, of_queries, of_keys, rows=None, columns=None, by_
         matrix = by_index(by_distance[:, zero - others + 1 : zero + others])[None]
         scores += matrix if gate is None else matrix * jnp.moveaxis(gate, 1, 2)[..., None]
     seen = of_queries[:, None, :, None] == of_keys[:, None, None, :]
+    apart = np.arange(number)[:, None] - np.arange(others)[None]
     if half_window:
-        apart = abs(np.arange(number)[:, None] - np.arange(others)[None])
-        seen &= (apart <= half_window)[None, None]
+        seen &= (abs(apart) <= half_window)[None, None]
+    if is_causal:
+        seen &= (apart >= 0)[None, None]
     weights = jax.nn.softmax(jnp.where(seen, scores, -1e9)) * seen
     if dropout_rate:
         weights = weights * is_kept(rows, columns, dropout_rate) / (1 - dropout_rate)
@@ -79,29 +88,47 @@ def values_and_gradients(function, arguments: dict, **options):
 
 class FlashAttentionTest(parameterized.TestCase):
     @parameterized.parameters(*CASES)
-    def test_values_and_gradients(self, num_queries, num_keys, size, half, rate, bias):
+    def test_values_and_gradients(
+        self, num_queries, num_keys, size, half, rate, bias, is_causal=False
+    ):
         arguments = inputs_of(num_queries, num_keys, size, rate, bias)
-        options = {"half_window": half, "dropout_rate": rate}
+        options = {"half_window": half, "dropout_rate": rate, "is_causal": is_causal}
         flash = functools.partial(flash_attention.flash_attention, interpret=True)
         with mock.patch.object(flash_attention, "_BLOCK", 16):
             found = values_and_gradients(flash, arguments, **options)
         check = functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-5)
         jax.tree.map(check, found, values_and_gradients(plain, arguments, **options))
 
-    @parameterized.parameters(0, 1, 16, 17, 40)
-    def test_reach_holds_what_is_seen_and_little_more(self, half):
+    @parameterized.product(
+        half=(0, 1, 16, 17, 40), is_causal=(False, True), num_keys=(128, 96), of_keys=(False, True)
+    )
+    def test_reach_holds_what_is_seen_and_little_more(self, half, is_causal, num_keys, of_keys):
         length, size = 128, 16
         of_both = random_segments(B, length, 3)
         of_both = np.where(of_both == 0, 4, of_both)  # sorted
+        options = _Options(1.0, half, is_causal, 0.0, True)
+        parts = of_both, of_both[:, :num_keys]
         with mock.patch.object(flash_attention, "_BLOCK", size):
-            reach = np.asarray(_reach(jnp.asarray(of_both), jnp.asarray(of_both), half))
-        seen = of_both[:, :, None] == of_both[:, None, :]
-        apart = abs(np.arange(length)[:, None] - np.arange(length))
-        seen &= (apart <= half) if half else True
+            inputs = _Inputs(*parts, *[None] * 7)
+            near = flash_attention._near(options, inputs)
+            ends = (
+                _reach(*map(jnp.asarray, parts[::-1]), near.T)
+                if of_keys
+                else (_reach(*map(jnp.asarray, parts), near))
+            )
+        apart = np.arange(length)[:, None] - np.arange(num_keys)
+        seen = parts[0][:, :, None] == parts[1][:, None, :]
+        seen &= (abs(apart) <= half) if half else True
+        seen &= (apart >= 0) if is_causal else True
         blocks = seen.reshape(B, length // size, size, -1, size).any(axis=(2, 4))
+        blocks = blocks.swapaxes(1, 2) if of_keys else blocks
         for b, i in np.ndindex(blocks.shape[:2]):
             (found,) = np.nonzero(blocks[b, i])
-            self.assertEqual((reach[b, i], reach[b, 8 + i]), (found[0], found[-1] + 1))
+            first, end = ends[b, i], ends[b, blocks.shape[1] + i]
+            if len(found):
+                self.assertEqual((first, end), (found[0], found[-1] + 1))
+            else:
+                self.assertEqual(first, end)
 
     @parameterized.parameters((False, 3), (True, 4))
     def test_lowers_for_gpus_without_an_array_of_all_pairs(self, is_gated, num_kernels):
@@ -203,12 +230,13 @@ class FaultTest(parameterized.TestCase):
             return fault(16, "bfloat16", interpret=True, **options)
 
     def test_finds_nothing(self):
-        self.assertEqual(self.check(has_bias=True, is_gated=True), "")
+        self.assertEqual(self.check(has_bias=True, is_gated=True, is_causal=True), "")
+        self.assertEqual(self.check(has_bias=False, is_gated=False), "")
 
     def test_finds_what_is_wrong(self):
         options = {"has_bias": False, "is_gated": False}
         with mock.patch.object(
-            flash_attention, "_reach", lambda q, k, half: jnp.zeros((2, 6), int)
+            flash_attention, "_reach", lambda q, k, near: jnp.zeros((2, 2 * len(near)), int)
         ):
             self.assertRegex(self.check(**options), "values and gradients differ by .*1.0")
         self.assertRegex(fault(16, "bfloat16", **options), "^ValueError: Only interpret mode")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from unittest import mock
 
 import jax
@@ -13,6 +14,7 @@ from input_pipeline.bitext import SEPARATE_PAIRS
 from input_pipeline.stream import PACKED
 from tests import factories
 from tests.factories import BOS, EOS, PAD
+from xlm.models import attention, flash_attention
 from xlm.models.encoder import (
     CROSS_ATTENTION,
     Context,
@@ -24,6 +26,8 @@ from xlm.models.segments import packed_segments
 from xlm.objectives.cross_mlm import CrossMLM, Plan
 from xlm.objectives.objective import Batch, gathered_rows
 from xlm.objectives.settings import VecoSettings
+from xlm.training.settings import MeshSettings
+from xlm.training.sharding import batch_sharding, make_mesh
 
 SETTINGS = VecoSettings(is_weight=0.5, cs_weight=2.0, tlm_weight=3.0, context="causal", flip=True)
 KEY = jax.random.key(1)
@@ -296,6 +300,46 @@ def differentiated(objectives: tuple[CrossMLM, ...], parameters, batch: Batch):
         return jax.grad(total, has_aux=True)(parameters), touched
 
     return [of_step(one) for one in objectives]
+
+
+class KernelTest(parameterized.TestCase):
+    """The kernel of GPUs, interpreted, in blocks of 8 tokens."""
+
+    def gradients(self, kind: str, attention_: str, rate: float, *axes: int):
+        changes = {"attention": attention_, "attention_dropout_rate": rate}
+        objective = cross_mlm(kind, encoder=dataclasses.replace(ENCODER, **changes))
+        key = KEY if rate else None
+
+        def loss(parameters, plan):
+            return objective.loss(parameters, {}, plan, key)[0]["loss"][0]
+
+        devices = jax.devices()[: math.prod(axes)]
+        mesh = make_mesh(MeshSettings(*axes, vocab_multiple=1, rules=()), devices)
+        function = functools.partial(flash_attention.flash_attention, interpret=True)
+        with (
+            jax.set_mesh(mesh),
+            mock.patch.object(flash_attention, "_BLOCK", 8),
+            mock.patch.object(attention, "flash_attention", side_effect=function) as called,
+        ):
+            plan = jax.device_put(planned(kind), batch_sharding(mesh))
+            found = jax.device_get(jax.jit(jax.value_and_grad(loss))(params(), plan))
+        uses = {(one.kwargs["is_causal"], one.args[7] is None) for one in called.call_args_list}
+        return found, uses
+
+    @parameterized.parameters(
+        (PACKED, 0.0, (1, 1, 1), (2, 1, 1)), (SEPARATE_PAIRS, 0.0, (1, 1, 1)),
+        (SEPARATE_PAIRS, 0.3, (2, 1, 1), (1, 2, 2)),
+    )  # fmt: skip
+    def test_steps_are_those_of_plain_attention_on_any_mesh(self, kind, rate, *meshes):
+        # Only the kernel has its own dropout.
+        expected, _ = self.gradients(kind, "flash" if rate else "xla", rate, 1, 1, 1)
+        largest = max(np.abs(x).max() for x in jax.tree.leaves(expected[1]))
+        check = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5 * largest)
+        for axes in meshes:
+            found, uses = self.gradients(kind, "flash", rate, *axes)
+            # Self-attention of the encoder and of the decoder have a bias, that to a context none.
+            self.assertEqual(uses, {(False, False), (True, False), (False, True)})
+            jax.tree.map(check, found, expected)
 
 
 class EngineTest(parameterized.TestCase):

@@ -142,22 +142,28 @@ def estimate(config: ConfigDict, num_devices: int, stage: int = -1, backend: str
     slots = max(mask.slots(length) for mask in masks)
     sequences = config.output_layer.group_size or config.train.batch_size // parts
     classes = _classes_at_once(masked_lm.output_layer, sequences * slots)
-    logits = rows * slots * classes // _shards(mesh_settings.table_axes()[0], mesh)
+    shards = _shards(mesh_settings.table_axes()[0], mesh)
+    logits = rows * slots * classes // shards
+    table_bytes = 4 * math.prod(masked_lm.output_table(state.params)[0].shape) // shards
     on_device: dict[str, Any] = {
         "head_shards": _shards(mesh_settings.axes_of("heads"), mesh),
         "mlp_shards": _shards(mesh_settings.axes_of("mlp"), mesh),
         "backend": backend,
     }
     sizes = activation_sizes(masked_lm.encoder.settings, rows, length, logits, **on_device)
-    activations, found = sizes.bytes(), encoder_of(objective)
+    # VECO's terms each have a pass, and an exact layer their own gradient of the table. One pass
+    # reads all of what trains if that is cross-attention.
+    is_crossed, passes = isinstance(packed_term(objective), CrossMLM), 1
+    is_cross = set(trained) == {"layers"} and set(trained["layers"]) <= set(CROSS_ATTENTION)
+    if is_crossed and not is_cross:
+        passes = 3 if config.data.pair_share else 2
+    activations, found = sizes.bytes(passes, is_crossed=is_crossed), encoder_of(objective)
+    if passes > 1 and isinstance(masked_lm.output_layer, FullSoftmax | BlockwiseSoftmax):
+        activations += passes * table_bytes
     if isinstance(found, ReplacedToken):  # a discriminator beside the generator
         corrected = logits if found.settings.corrective_weight else 0
         own = activation_sizes(found.encoder.settings, rows, length, corrected, **on_device)
         activations += own.bytes() - min(own.work_bytes(), sizes.work_bytes())
-    # One pass reads all of what trains if that is cross-attention.
-    is_cross = set(trained) == {"layers"} and set(trained["layers"]) <= set(CROSS_ATTENTION)
-    if isinstance(packed_term(objective), CrossMLM) and not is_cross:
-        activations *= 3 if config.data.pair_share else 2  # a pass for each term
     return Estimate(
         state_bytes(functions), examples=(rows,), accumulation_steps=(parts,),
         lengths=(length,), activations=((activations,),),
@@ -268,6 +274,7 @@ def activation_sizes(
         bytes_per_value=2 if sizes.dtype == "bfloat16" else 4, remat=sizes.remat,
         has_attention_weights=sizes.kernel_on(backend) == "xla",
         logits=logits, head_shards=head_shards, mlp_shards=mlp_shards,
+        is_unrolled=sizes.layers_at_once_on(backend) >= sizes.num_layers > 1,
     )  # fmt: skip
 
 
@@ -303,6 +310,6 @@ def _encoder_settings(config: ConfigDict, encoder: str) -> EncoderSettings:
 
 def activation_bytes(settings: EncoderSettings, examples: int, length: int) -> int:
     """Return the bytes of the activations of examples of `length` tokens on a device."""
-    found = activation_sizes(settings, examples, length, logits=0).bytes()
+    found, crossed = activation_sizes(settings, examples, length, 0), settings.cross_attention
     # Crossed pairs are encoded once and decoded once.
-    return 2 * found if settings.cross_attention else found
+    return found.bytes(2, is_crossed=True) if crossed else found.bytes()

@@ -12,7 +12,7 @@ from xlm.models.layers import dense, norm
 from xlm.models.layout import HEADS, SEQUENCES, num_batch_shards, on_each_shard
 from xlm.models.positions import DistanceBias, RowGate, rotate
 from xlm.models.segment_attention import segment_attention
-from xlm.models.segments import causal_mask, in_reach, segment_mask, window_mask
+from xlm.models.segments import SegmentMask, causal_mask, in_reach, segment_mask, window_mask
 from xlm.models.settings import Kernel
 from xlm.models.softmax_attention import attend, attention_weights
 
@@ -72,10 +72,10 @@ class Attention(nn.Module):
       dropout_rate: on attention weights.
       kernel: "xla" and "blockwise" run on any backend. "xla" holds the weights of all pairs in
         training with dropout, "blockwise" those of a block of queries. "flash" runs
-        `flash_attention` on a GPU. It takes attention within segments or to the keys of a mask
-        [B, 1, 1, K], with any bias by distances of indices. "splash" runs `segment_attention` on a
-        TPU. It takes self-attention within segments without bias or dropout. "flash" and "splash"
-        leave other attention to "xla", and with dropout to "blockwise".
+        `flash_attention` on a GPU. It takes any `SegmentMask` or mask of keys [B, 1, 1, K], with
+        any bias by distances of indices. "splash" runs `segment_attention` on a TPU. It takes
+        self-attention within segments without bias or dropout. "flash" and "splash" leave other
+        attention to "xla", and with dropout to "blockwise".
       rotary_theta: of `positions.rotate`, 0 for none.
       is_gated: whether a `positions.RowGate` scales the bias.
       initializer, depth: see `layers.dense`.
@@ -130,8 +130,8 @@ class Attention(nn.Module):
     @nn.compact  # for the name of the dropout, which is part of its random key
     def __call__(
         self, x: jax.Array, *, context: jax.Array | KeysValues | None = None,
-        mask: jax.Array | None = None, bias: jax.Array | DistanceBias | None = None,
-        positions: jax.Array | None = None, segments: jax.Array | None = None,
+        mask: jax.Array | SegmentMask | None = None,
+        bias: jax.Array | DistanceBias | None = None, positions: jax.Array | None = None,
         cache: Cache | None = None, deterministic: bool,
     ) -> tuple[jax.Array, Cache | None]:  # fmt: skip
         """Apply attention of `x` [B, Q, D] to itself, to `context`, or to `cache` and itself.
@@ -140,12 +140,11 @@ class Attention(nn.Module):
 
         Args:
           context: the attended sequence [B, K, D], or its `keys_values`; None for self-attention.
-          mask: bool that broadcasts to [B, H, Q, K], see `xlm.models.segments`.
+          mask: bool that broadcasts to [B, H, Q, K], or its factors, which kernels read. With a
+            cache only the former.
           bias: float that broadcasts to [B, H, Q, K], or its factors, to add to the scores. Any
             gate scales it.
           positions: [B, Q] int32 of `x`, to rotate by; None for cross-attention.
-          segments: [B, Q] int32 of `x`, which kernels read in place of the mask. Only for a `mask`
-            that is their `segment_mask`, or None above `LONGEST_AT_ONCE`.
           cache: of the tokens before `x`. Attention over `x` is then causal, and K is C.
           deterministic: no dropout; otherwise the module needs a "dropout" random stream.
         """
@@ -166,25 +165,24 @@ class Attention(nn.Module):
         # Initialisation skips kernels, to derive shapes without a device. So does decoding, where
         # one query has no [Q, K] array to avoid.
         kernel = "xla" if self.is_initializing() or cache is not None else self.kernel
-        mixed = self._mixed(
-            query, pair, mask, bias, gate, segments, deterministic, kernel, cache is not None
-        )
+        mixed = self._mixed(query, pair, mask, bias, gate, deterministic, kernel, cache is not None)
         return self.output(mixed.reshape(x.shape)), cache
 
     def _mixed(
-        self, query: jax.Array, pair: KeysValues, mask: jax.Array | None,
-        bias: jax.Array | DistanceBias | None, gate: jax.Array | None, segments: jax.Array | None,
-        deterministic: bool, kernel: Kernel, is_cached: bool,
+        self, query: jax.Array, pair: KeysValues, mask: jax.Array | SegmentMask | None,
+        bias: jax.Array | DistanceBias | None, gate: jax.Array | None, deterministic: bool,
+        kernel: Kernel, is_cached: bool,
     ) -> jax.Array:  # fmt: skip
         """Return values averaged by attention weights, [B, Q, H, D / H]."""
         has_dropout = bool(self.dropout_rate) and not deterministic
         if kernel == "flash":
-            of_both = _segments_of_both(query, pair.keys, mask, segments)
+            factors = _factors(query, pair.keys, mask)
             is_by_index = isinstance(bias, DistanceBias) and bias.positions is None
-            if of_both is not None and (bias is None or is_by_index):
+            if factors is not None and (bias is None or is_by_index):
                 by_distance = None if bias is None else bias.by_distance  # type: ignore[union-attr]
-                return self._flash(query, pair, of_both, by_distance, gate, has_dropout)
-        if segments is not None and bias is None:
+                return self._flash(query, pair, factors, by_distance, gate, has_dropout)
+        if isinstance(mask, SegmentMask) and mask.is_own and bias is None:
+            segments = mask.segments
             if kernel == "splash" and not has_dropout:
                 return _splash(query, pair, segments, self.half_window)
             near = in_reach(query, *pair, segments, self.half_window) if self.half_window else None
@@ -195,6 +193,8 @@ class Attention(nn.Module):
                 key = self.make_rng("dropout") if has_dropout else None
                 rate, half = self.dropout_rate, self.half_window
                 return _blockwise(query, *pair, None, None, None, key, rate, segments, half)
+        if isinstance(mask, SegmentMask):
+            mask = mask.matrix()
         if self.half_window and not is_cached:
             window = window_mask(query.shape[1], query.shape[1], self.half_window)
             mask = window if mask is None else mask & window
@@ -213,10 +213,10 @@ class Attention(nn.Module):
         return attend(*inputs)
 
     def _flash(
-        self, query: jax.Array, pair: KeysValues, segments: tuple[jax.Array, jax.Array],
-        by_distance: jax.Array | None, gate: jax.Array | None, has_dropout: bool,
+        self, query: jax.Array, pair: KeysValues, mask: SegmentMask, by_distance: jax.Array | None,
+        gate: jax.Array | None, has_dropout: bool,
     ) -> jax.Array:  # fmt: skip
-        """Return attention [B, Q, H, D / H] within segments by kernels on each device's shard."""
+        """Return attention [B, Q, H, D / H] by kernels on each device's shard."""
         batch_size, num_queries, num_heads, _ = query.shape
         words: tuple[jax.Array | None, jax.Array | None] = (None, None)
         if has_dropout:
@@ -226,10 +226,11 @@ class Attention(nn.Module):
         by_head, of_words = (SEQUENCES, None, HEADS), (SEQUENCES, HEADS)
         axes = (*[by_head] * 3, *[(SEQUENCES,)] * 2, *[of_words] * 2, (HEADS,), by_head)
         attention = functools.partial(
-            flash_attention, half_window=self.half_window,
+            flash_attention, half_window=self.half_window, is_causal=mask.is_causal,
             dropout_rate=self.dropout_rate if has_dropout else 0.0,
         )  # fmt: skip
-        inputs = (query, *pair, *segments, *words, by_distance, gate)
+        of_keys = mask.segments if mask.of_keys is None else mask.of_keys
+        inputs = (query, *pair, mask.segments, of_keys, *words, by_distance, gate)
         return on_each_shard(attention, inputs, axes, out_axes=by_head)
 
     def _with_dropout(
@@ -253,18 +254,17 @@ def _splash(query: jax.Array, pair: KeysValues, segments: jax.Array, half_window
     return on_each_shard(attention, (query, *pair, segments), axes, out_axes=by_head)
 
 
-def _segments_of_both(
-    query: jax.Array, keys: jax.Array, mask: jax.Array | None, segments: jax.Array | None
-) -> tuple[jax.Array, jax.Array] | None:
-    """Return segments of queries and of keys equivalent to the mask, None if there are none."""
-    if segments is not None:
-        return segments, segments
+def _factors(
+    query: jax.Array, keys: jax.Array, mask: jax.Array | SegmentMask | None
+) -> SegmentMask | None:
+    """Return the factors of a mask, None if there are none."""
+    if isinstance(mask, SegmentMask):
+        return mask
     if mask is not None and mask.shape[1:3] != (1, 1):
         return None
+    of_keys = jnp.int32(1) if mask is None else mask[:, 0, 0].astype(jnp.int32)
     of_queries = jnp.ones(query.shape[:2], jnp.int32)
-    if mask is None:
-        return of_queries, jnp.ones(keys.shape[:2], jnp.int32)
-    return of_queries, jnp.broadcast_to(mask[:, 0, 0], keys.shape[:2]).astype(jnp.int32)
+    return SegmentMask(of_queries, jnp.broadcast_to(of_keys, keys.shape[:2]))
 
 
 def _blockwise(

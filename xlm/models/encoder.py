@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 from flax.linen.spmd import with_logical_partitioning
 
-from xlm.models.attention import LONGEST_AT_ONCE, Cache
+from xlm.models.attention import Cache
 from xlm.models.layers import dense, gelu, initializer, norm
 from xlm.models.layout import embedded, split_batch
 from xlm.models.positions import DistanceBias, DistanceTable, LearnedPositions
-from xlm.models.segments import causal_mask, segment_mask
+from xlm.models.segments import SegmentMask
 from xlm.models.settings import EncoderSettings
 from xlm.models.transformer import Context, LayerCache, PositionInfo, layer_loop, make_layer
 
@@ -162,10 +162,7 @@ class Encoder(nn.Module):
             )
         x = self.embeddings(tokens, positions, deterministic, table)
         if s.num_layers:
-            order = self._order(segments, positions)
-            if is_causal:
-                mask = segment_mask(segments) & causal_mask(*[tokens.shape[1]] * 2)
-                order = order._replace(mask=mask, segments=None)
+            order = self._order(segments, positions, is_causal=is_causal)
             layers = layer_loop(s, s.num_layers, is_initializing=self.is_initializing())
             x, _ = layers(self.layers, x, order, deterministic, context, None)
         return self.final_norm(x) if s.norm_position == "pre" else x
@@ -202,19 +199,19 @@ class Encoder(nn.Module):
         if s.position == "rotary":
             positions = jnp.broadcast_to(index, (num_sequences, 1))
         # No mask: the cache has only earlier tokens.
-        return PositionInfo(None, bias, positions, None)
+        return PositionInfo(None, bias, positions)
 
     def _order(
-        self, segments: jax.Array, positions: jax.Array, positions_restart: bool = False
-    ) -> PositionInfo:
+        self, segments: jax.Array, positions: jax.Array, positions_restart: bool = False,
+        is_causal: bool = False,
+    ) -> PositionInfo:  # fmt: skip
         s, bias = self.settings, None
         if s.has_bias:
             bias = DistanceBias(
                 self.distances(), segments, positions if positions_restart else None
             )
         rotated_by = positions if s.position == "rotary" else None
-        is_long = segments.shape[1] > LONGEST_AT_ONCE and not s.has_bias
-        return PositionInfo(None if is_long else segment_mask(segments), bias, rotated_by, segments)
+        return PositionInfo(SegmentMask(segments, is_causal=is_causal), bias, rotated_by)
 
     def predict(self, hidden: jax.Array) -> jax.Array:
         """Apply the masked-LM head, [..., D] -> [..., E], the input of the output layer."""
@@ -223,7 +220,7 @@ class Encoder(nn.Module):
     def __call__(self, tokens: jax.Array, segments: jax.Array, positions: jax.Array) -> jax.Array:
         hidden = self.encode(tokens, segments, positions, deterministic=True)
         if self.is_initializing() and self.settings.cross_attention:
-            context = Context(hidden, segment_mask(segments))
+            context = Context(hidden, SegmentMask(segments))
             self.decode(tokens, segments, positions, context, deterministic=True)
         return self.predict(hidden)
 

@@ -27,7 +27,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 
 from xlm.models.positions import by_index
-from xlm.models.segments import segment_mask, window_mask
+from xlm.models.segments import SegmentMask, window_mask
 from xlm.models.softmax_attention import attention_weights
 
 # Queries, and keys, of a block.
@@ -41,7 +41,7 @@ _QUERY_PADDING, _KEY_PADDING = 2**31 - 2, 2**31 - 1
 _LOG2_E = log2(np.e)
 
 
-_Options = namedtuple("_Options", "scale half_window dropout_rate interpret")
+_Options = namedtuple("_Options", "scale half_window is_causal dropout_rate interpret")
 # Arrays of a call, padded to blocks, or a program's parts of them: [B, Q, H, D] (keys and values
 # [B, K, H, D]), [B, Q] or [B, K], then [B, H, Q] (columns [B, H, K]), `_tiles` and `_reach`. The
 # backward pass adds the output's gradient, logarithms of sums and means of the weights' gradient.
@@ -58,7 +58,8 @@ def flash_attention(
     query: jax.Array, keys: jax.Array, values: jax.Array, of_queries: jax.Array,
     of_keys: jax.Array, rows: jax.Array | None = None, columns: jax.Array | None = None,
     by_distance: jax.Array | None = None, gate: jax.Array | None = None, *,
-    half_window: int = 0, dropout_rate: float = 0.0, interpret: bool = False,
+    half_window: int = 0, is_causal: bool = False, dropout_rate: float = 0.0,
+    interpret: bool = False,
 ) -> jax.Array:  # fmt: skip
     """Return attention [B, Q, H, D] of queries to the keys of their segment.
 
@@ -75,6 +76,7 @@ def flash_attention(
         indices, key minus query, from -(N - 1) to N - 1.
       gate: [B, Q, H] float32, scales the bias of each query.
       half_window: largest distance of indices at which a query sees keys, 0 for any.
+      is_causal: whether a query sees no key at a later index than its own.
       interpret: runs the kernels without a GPU, slowly.
     """
     _, num_queries, _, head_size = query.shape
@@ -95,7 +97,7 @@ def flash_attention(
         None if gate is None else tokens(gate.swapaxes(1, 2), 2),
         None if by_distance is None else _tiles(by_distance, query.shape[1] // _BLOCK),
     )  # fmt: skip
-    options = _Options(head_size**-0.5, half_window, dropout_rate, interpret)
+    options = _Options(head_size**-0.5, half_window, is_causal, dropout_rate, interpret)
     return _attend(options, inputs)[:, :num_queries, :, :head_size]
 
 
@@ -132,14 +134,20 @@ def _tiles(by_distance: jax.Array, number: int) -> jax.Array:
     return jnp.moveaxis(tiles.reshape(len(tiles), -1, _BLOCK), 0, 1)[None]
 
 
-def _reach(of_rows: jax.Array, of_columns: jax.Array, half_window: int) -> jax.Array:
+def _near(options: _Options, inputs: _Inputs) -> np.ndarray:
+    """Return whether blocks of queries may see blocks of keys by their indices, bool."""
+    rows, columns = (np.arange(x.shape[1] // _BLOCK) for x in (inputs.query, inputs.keys))
+    apart = columns[None] - rows[:, None]
+    near = (np.abs(apart) - 1) * _BLOCK < (options.half_window or np.inf)
+    return near & (apart <= 0) if options.is_causal else near
+
+
+def _reach(of_rows: jax.Array, of_columns: jax.Array, near: np.ndarray) -> jax.Array:
     """Return the first block that each may see, then the ends of their reach, [B, 2 N] int32."""
     rows, columns = (x.reshape(len(x), -1, _BLOCK) for x in (of_rows, of_columns))
     meet = rows.min(2)[:, :, None] <= columns.max(2)[:, None, :]
     meet &= columns.min(2)[:, None, :] <= rows.max(2)[:, :, None]
-    if half_window:
-        apart = np.abs(np.arange(meet.shape[1])[:, None] - np.arange(meet.shape[2])[None])
-        meet &= ((apart - 1) * _BLOCK < half_window)[None]
+    meet &= near[None]
     first, last = jnp.argmax(meet, axis=2), jnp.argmax(meet[:, :, ::-1], axis=2)
     end = jnp.where(meet.any(axis=2), meet.shape[2] - last, first)
     return jnp.concatenate([first, end], axis=1).astype(jnp.int32)
@@ -153,7 +161,7 @@ def _attend(options: _Options, inputs: _Inputs) -> jax.Array:
 def _forward(options: _Options, inputs: _Inputs) -> tuple[jax.Array, tuple]:
     query = inputs.query
     sums = jax.ShapeDtypeStruct((len(query), *query.shape[2:0:-1]), jnp.float32)  # [B, H, Q]
-    reach = _reach(inputs.of_queries, inputs.of_keys, options.half_window)
+    reach = _reach(inputs.of_queries, inputs.of_keys, _near(options, inputs))
     results = _call(options, inputs._replace(reach=reach), _forward_kernel, (query, sums), 2)
     return results[0], (inputs, *results)
 
@@ -162,10 +170,11 @@ def _backward(options: _Options, kept: tuple, grad: jax.Array) -> tuple[_Inputs]
     inputs, out, sums = kept
     query, keys, values, of_queries, of_keys, _, _, gate, tiles, *_ = inputs
     mean = jnp.einsum("bqhd,bqhd->bhq", grad, out, preferred_element_type=jnp.float32)
-    reach = _reach(of_keys, of_queries, options.half_window)
+    near = _near(options, inputs)
+    reach = _reach(of_keys, of_queries, near.T)
     inputs = inputs._replace(reach=reach, grad=grad, sums=sums, mean=mean)
     keys, values = _call(options, inputs, _key_kernel, (keys, values), 4)
-    inputs = inputs._replace(reach=_reach(of_queries, of_keys, options.half_window))
+    inputs = inputs._replace(reach=_reach(of_queries, of_keys, near))
     if tiles is not None:
         examples = gcd(len(query), _EXAMPLES)
         like = jax.ShapeDtypeStruct((len(query) // examples, *tiles.shape[1:]), jnp.float32)
@@ -190,7 +199,7 @@ def _call(
     # Imported late: without this backend only `fault` reports it, and other kernels work.
     from jax.experimental.pallas import triton
 
-    batch_size, num_queries, num_heads, width = inputs.query.shape
+    batch_size, _, num_heads, width = inputs.query.shape
 
     def whole(x: Any) -> pl.BlockSpec:
         """All tokens of the examples, [B, L, H, D], [B, H, L] or [B, L], or all tiles."""
@@ -207,10 +216,8 @@ def _call(
             return pl.BlockSpec((None, _BLOCK, None, x.shape[3]), lambda i, h, b: (b, i, h, 0))
         return pl.BlockSpec((None, None, _BLOCK), lambda i, h, b: (b, h, i))
 
-    pairs = min(
-        2 * options.half_window + _BLOCK if options.half_window else 2**31, inputs.keys.shape[1]
-    )
-    flops = 2 * products * batch_size * num_heads * num_queries * pairs * width
+    pairs = int(_near(options, inputs).sum()) * _BLOCK**2
+    flops = 2 * products * batch_size * num_heads * pairs * width
     number = jax.tree.leaves(like)[0].shape[1] // _BLOCK
     return pl.pallas_call(
         functools.partial(kernel, options), grid=(number, num_heads, batch_size // examples),
@@ -262,9 +269,12 @@ def _scores(options: _Options, queries: _Queries, keys: _Keys, bias: Any, apart:
     if bias is not None:
         scores += _gated(bias, queries) * _LOG2_E
     seen = queries.segments[:, None] == keys.segments[None, :]
+    rows, columns = (jax.lax.broadcasted_iota(jnp.int32, (_BLOCK,) * 2, x) for x in (0, 1))
+    distance = apart * _BLOCK + columns - rows
     if options.half_window:
-        rows, columns = (jax.lax.broadcasted_iota(jnp.int32, (_BLOCK,) * 2, x) for x in (0, 1))
-        seen &= jnp.abs(apart * _BLOCK + columns - rows) <= options.half_window
+        seen &= jnp.abs(distance) <= options.half_window
+    if options.is_causal:
+        seen &= distance <= 0
     return jnp.where(seen, scores, _MASKED)
 
 
@@ -370,32 +380,37 @@ def _tile_kernel(options, refs, of_tile):
 
 
 def fault(
-    head_size: int, dtype: str, *, has_bias: bool, is_gated: bool, interpret: bool = False
-) -> str:
+    head_size: int, dtype: str, *, has_bias: bool, is_gated: bool, is_causal: bool = False,
+    interpret: bool = False,
+) -> str:  # fmt: skip
     """Return how the kernels differ from plain attention on this device, "" if they agree.
 
-    Both compute values and gradients of random input, with segments, dropout, and a window or bias.
+    Both compute values and gradients of random input, with segments, dropout, and a bias or else a
+    window and other keys than queries.
     """
     rng = np.random.default_rng(0)
     length, rate, half = 3 * _BLOCK - 5, 0.25, 0 if has_bias else _BLOCK
-    shape = (2, length, 2, head_size)
-    segments = jnp.asarray(np.sort(rng.integers(1, 4, shape[:2])), jnp.int32)
-    words = dropout_words(jax.random.key(0), 2, 2, length, length)
-    *states, out, gate = (jnp.asarray(rng.normal(size=shape), jnp.float32) for _ in range(5))
+    num_keys = length if has_bias else length + _BLOCK
+    sizes = length, num_keys, num_keys, length, length
+    segments = [np.sort(rng.integers(1, 4, (2, x), np.int32)) for x in sizes[:2]]
+    words = dropout_words(jax.random.key(0), 2, 2, length, num_keys)
+    shapes = ((2, x, 2, head_size) for x in sizes)
+    *states, out, gate = (jnp.asarray(rng.normal(size=x), jnp.float32) for x in shapes)
     by_distance = gate.reshape(2, -1)[:, : 2 * length - 1] if has_bias else None
     inputs = (*states, by_distance, gate[..., 0] if is_gated else None)
 
     def flash(*inputs):
         return flash_attention(
-            *(x.astype(dtype) for x in inputs[:3]), segments, segments, *words, *inputs[3:],
-            half_window=half, dropout_rate=rate, interpret=interpret,
+            *(x.astype(dtype) for x in inputs[:3]), *segments, *words, *inputs[3:],
+            half_window=half, is_causal=is_causal, dropout_rate=rate, interpret=interpret,
         )  # fmt: skip
 
     def plain(query, keys, values, by_distance, gate):
-        mask = segment_mask(segments) & window_mask(length, length, half or length)
+        mask = SegmentMask(*segments, is_causal).matrix()
+        mask &= window_mask(length, num_keys, half or num_keys)
         bias = None if by_distance is None else by_index(by_distance)[None]
         weights = attention_weights(query, keys, mask, bias, gate)
-        weights = jnp.where(is_kept(*words, rate), weights / (1 - rate), 0)
+        weights = jnp.where(mask & is_kept(*words, rate), weights / (1 - rate), 0)
         return jnp.einsum("bhqk,bkhd->bqhd", weights, values)
 
     def results(function):

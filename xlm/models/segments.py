@@ -1,5 +1,7 @@
 """Segments of packed sequences: positions, attention masks [B, H, Q, K], means over them."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
@@ -57,13 +59,38 @@ def segment_mask(segments: jax.Array, of_keys: jax.Array | None = None) -> jax.A
     return segments[:, None, :, None] == of_keys[:, None, None, :]
 
 
-def other_segment_mask(segments: jax.Array) -> jax.Array:
-    """Return the mask [B, 1, L, L] of tokens that see the other segment of their pair.
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SegmentMask:
+    """Mask of attention within segments, as the factors of an array [B, 1, Q, K].
+
+    Attributes:
+      segments, of_keys: see `segment_mask`.
+      is_causal: whether tokens see only themselves and earlier ones.
+    """
+
+    segments: jax.Array
+    of_keys: jax.Array | None = None
+    is_causal: bool = dataclasses.field(default=False, metadata={"static": True})
+
+    @property
+    def is_own(self) -> bool:
+        """Whether tokens see all of their own segment."""
+        return self.of_keys is None and not self.is_causal
+
+    def matrix(self) -> jax.Array:
+        """Return the mask [B, 1, Q, K]."""
+        mask = segment_mask(self.segments, self.of_keys)
+        return mask & causal_mask(*mask.shape[2:]) if self.is_causal else mask
+
+
+def other_segment_mask(segments: jax.Array) -> SegmentMask:
+    """Return the mask of tokens that see the other segment of their pair.
 
     The pairs of `segments` [B, L] int32 are 1 and 2, 3 and 4, and so on; 0 is padding.
     """
     others = jnp.where(segments > 0, ((segments - 1) ^ 1) + 1, NO_SEGMENT)
-    return segment_mask(others, segments)
+    return SegmentMask(others, segments)
 
 
 def causal_mask(num_queries: int, num_keys: int, first: jax.Array | int = 0) -> jax.Array:

@@ -148,16 +148,22 @@ class EncoderSettings:
         import jax
 
         backend = backend or jax.default_backend()
-        return _kernel_of(backend, self.dtype, self.position, self.head_size)
+        kind = self.dtype, self.position, self.head_size, self.cross_attention
+        return _kernel_of(backend, *kind)
 
     @property
     def layers_at_once(self) -> int:
         """Layers per iteration of the scan: `unroll`, or the backend's if that is 0."""
+        return self.layers_at_once_on("")
+
+    def layers_at_once_on(self, backend: str) -> int:
+        """Return `unroll`, or the layers per iteration of a backend if that is 0."""
         if self.unroll:
             return self.unroll
         import jax
 
-        return max(self.num_layers, 1) if jax.default_backend() == "gpu" else 1
+        on_gpu = (backend or jax.default_backend()) == "gpu"
+        return max(self.num_layers, 1) if on_gpu else 1
 
     def __post_init__(self):
         schema.check(self, "model")
@@ -229,13 +235,15 @@ class EncoderSettings:
 
 
 @functools.cache
-def _kernel_of(backend: str, dtype: str, position: str, head_size: int) -> Kernel:
+def _kernel_of(
+    backend: str, dtype: str, position: str, head_size: int, can_decode: bool = False
+) -> Kernel:
     """Return the backend's kernel for `EncoderSettings.kernel`, logged once."""
     kernel: Kernel = "xla"
     if backend == "tpu" and position in ("learned", "rotary"):
         kernel = "splash"
     if backend == "gpu":
-        said = _fault_of_flash(head_size, dtype, position)
+        said = _fault_of_flash(head_size, dtype, position, can_decode)
         kernel = "blockwise" if said else "flash"
         if said:
             logging.warning('attention runs without "flash", which is faster: %s', said)
@@ -246,7 +254,7 @@ def _kernel_of(backend: str, dtype: str, position: str, head_size: int) -> Kerne
     return kernel
 
 
-def _fault_of_flash(head_size: int, dtype: str, position: str) -> str:
+def _fault_of_flash(head_size: int, dtype: str, position: str, can_decode: bool) -> str:
     """Return why this GPU cannot run "flash"; "" if it can, or if there is no GPU."""
     import jax
 
@@ -256,7 +264,11 @@ def _fault_of_flash(head_size: int, dtype: str, position: str) -> str:
         return f"heads are of {head_size}, more than {FLASH_HEAD_SIZE}"
     if jax.devices()[0].platform != "gpu":  # this machine compiles for a GPU elsewhere
         return ""
-    options = {"has_bias": position in ("relative", "gated"), "is_gated": position == "gated"}
+    own = {"has_bias": position in ("relative", "gated"), "is_gated": position == "gated"}
+    uses = [own]
+    if can_decode:
+        uses += [own | {"is_causal": True}, {"has_bias": False, "is_gated": False}]
     # In a thread, since callers may be tracing a function.
     with futures.ThreadPoolExecutor(1) as pool:
-        return pool.submit(flash_attention.fault, head_size, dtype, **options).result()
+        found = (pool.submit(flash_attention.fault, head_size, dtype, **use) for use in uses)
+        return next(filter(None, (one.result() for one in found)), "")

@@ -12,6 +12,7 @@ from xlm.models.attention import Attention, Cache, KeysValues
 from xlm.models.layers import dense, gelu, norm
 from xlm.models.layout import split_batch
 from xlm.models.positions import DistanceBias
+from xlm.models.segments import SegmentMask
 from xlm.models.settings import EncoderSettings
 
 # Rematerialisation policy of a layer, by model.remat; "none" has none.
@@ -41,27 +42,24 @@ class PositionInfo(NamedTuple):
     """Position information of a batch, as passed to the layers.
 
     Attributes:
-      mask: bool that broadcasts to [B, H, L, L], see `xlm.models.segments`. Without it tokens see
-        their segment of `segments`, or all tokens if there are none.
+      mask: `SegmentMask`, or bool that broadcasts to [B, H, L, L]; None if tokens see all.
       bias: of the scores, if the position encoding has one.
       positions: [B, L] int32 to rotate queries and keys by, if any.
-      segments: [B, L] int32, if tokens see their segment and the mask says nothing else.
     """
 
-    mask: jax.Array | None
+    mask: SegmentMask | jax.Array | None
     bias: DistanceBias | jax.Array | None
     positions: jax.Array | None
-    segments: jax.Array | None
 
 
 class Context(NamedTuple):
     """Sequence that a decoder attends to: states [B, K, D] of an encoder, None if cached.
 
-    `mask` is bool and broadcasts to [B, H, L, K], see `xlm.models.segments`.
+    `mask` is a `SegmentMask`, or bool and broadcasts to [B, H, L, K].
     """
 
     states: jax.Array | None
-    mask: jax.Array
+    mask: SegmentMask | jax.Array
 
 
 class LayerCache(NamedTuple):
@@ -182,10 +180,11 @@ def make_layer(settings: EncoderSettings) -> nn.Module:
     """Build an encoder layer with its rematerialisation policy."""
     if settings.remat == "none":
         return EncoderLayer(settings)
-    # XLA does not merge a loop with its recomputation, so this needs no `prevent_cse`.
+    # XLA does not merge a loop with its recomputation, but it would merge unrolled layers.
     remat = nn.remat(
-        EncoderLayer, policy=_POLICIES[settings.remat], prevent_cse=False, static_argnums=(3, 6)
-    )
+        EncoderLayer, policy=_POLICIES[settings.remat], static_argnums=(3, 6),
+        prevent_cse=settings.layers_at_once > 1,
+    )  # fmt: skip
     return remat(settings)
 
 

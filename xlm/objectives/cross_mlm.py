@@ -104,7 +104,7 @@ class CrossMLM(OnMaskedLM):
     def _cross_plan(self, plan: Plan) -> MaskedPlan:
         """Return the plan of CS-MLM, without targets whose side has no other side to see."""
         masked = plan.masked_lm.masked
-        has_other = other_segment_mask(plan.sides).any(axis=3)[:, 0]  # [B, L]
+        has_other = other_segment_mask(plan.sides).matrix().any(axis=3)[:, 0]  # [B, L]
         if self.translation_lm is None and not self.settings.flip:
             has_other &= plan.sides == 2  # predict only the second side from the first
         weights = masked.weights * jnp.take_along_axis(has_other, masked.positions, axis=1)

@@ -23,6 +23,8 @@ class ActivationSizes:
       has_attention_weights: whether memory holds weights [B, H, L, L], as without fused attention.
       logits: elements of the output layer's logits on one device, 0 if memory never holds all.
       head_shards, mlp_shards: devices that share the heads, and the MLP, of a sequence.
+      is_unrolled: whether layers are no loop. XLA then keeps no float32 values and dropout masks,
+        but fuses them into their uses.
     """
 
     tokens: int
@@ -37,15 +39,18 @@ class ActivationSizes:
     logits: int
     head_shards: int
     mlp_shards: int
+    is_unrolled: bool = False
 
-    def bytes(self) -> int:
+    def bytes(self, num_passes: int = 1, *, is_crossed: bool = False) -> int:
         """Return the bytes on one device at the start of the backward pass.
 
-        They are stored activations of all layers, recomputed activations of one layer (with
-        `remat`) and its gradients of the same size, weights in bfloat16 for the products, and
-        float32 logits, whose gradient overwrites them.
+        They are stored activations of all layers in each pass over them, of which one may have
+        cross-attention, recomputed activations of one layer (with `remat`) and its gradients of the
+        same size, weights in bfloat16 for the products, and float32 logits, whose gradient
+        overwrites them.
         """
-        stored = self.tokens * self.num_layers * self._layer(self.remat)
+        stored = num_passes * self._layer(self.remat) + is_crossed * self._attention(self.remat)
+        stored *= self.tokens * self.num_layers
         return stored + self.work_bytes() + self.weight_bytes() + 4 * self.logits
 
     def work_bytes(self) -> int:
@@ -63,19 +68,29 @@ class ActivationSizes:
 
     def _layer(self, remat: str) -> int:
         hidden = self.bytes_per_value * self.hidden_size
-        mlp = self.bytes_per_value * self.mlp_size
+        mlp = self.bytes_per_value * self.mlp_size // self.mlp_shards
         if remat == "full":  # its input
             return hidden
-        if remat == "dots":  # and six products
-            return 3 * hidden + 3 * hidden // self.head_shards + mlp // self.mlp_shards
+        if remat == "dots":  # and two products
+            return self._attention(remat) + 2 * hidden + mlp
+        return self._attention(remat) + self._norm() + 4 * mlp  # four intermediates of the GELU
+
+    def _attention(self, remat: str) -> int:
+        hidden = self.bytes_per_value * self.hidden_size
+        if remat == "full":
+            return 0
+        if remat == "dots":  # four products
+            return hidden + 3 * hidden // self.head_shards
         # Of size H L: attention weights in float32 and in the activations' dtype, dropout mask.
         weights = self.num_heads * self.length * (4 + self.bytes_per_value + 1)
-        if not self.has_attention_weights:
-            weights = 0
-        # Of size D: three float32 values and the output of each LayerNorm, query, key, value and
-        # attention output, and two dropout masks. Of size F: four intermediates of the GELU.
-        whole = 2 * hidden + (6 * 4 + 2) * self.hidden_size
-        return whole + (4 * hidden + weights) // self.head_shards + 4 * mlp // self.mlp_shards
+        weights *= self.has_attention_weights
+        # Query, key, value and attention output.
+        return self._norm() + (4 * hidden + weights) // self.head_shards
+
+    def _norm(self) -> int:
+        # Three float32 values and the output of a LayerNorm, and a dropout mask before it.
+        float32 = 0 if self.is_unrolled else 3 * 4 + 1 - self.bytes_per_value
+        return (2 * self.bytes_per_value + float32) * self.hidden_size
 
 
 def state_bytes(functions: TrainFunctions) -> dict[str, int]:
