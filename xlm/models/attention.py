@@ -155,6 +155,7 @@ class Attention(nn.Module):
         query = self._rotated(query, positions)
         pair = source if isinstance(source, KeysValues) else self.keys_values(source, positions)
         if cache is not None:
+            assert not isinstance(mask, SegmentMask)
             so_far = causal_mask(x.shape[1], cache.capacity, first=cache.length)
             mask = so_far if mask is None else mask & so_far
             if self.half_window:
