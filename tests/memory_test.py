@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import json
+import pathlib
 from unittest import mock
 
 import flax.linen as nn
@@ -11,6 +13,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
+from benchmarks import compile as bench
 from configs import one_gpu, quickstart, veco, vocap_paper, xlm_r, xy_lent
 from configs.finetune import tatoeba, xnli
 from tests import commands, tiny_tasks
@@ -211,6 +214,7 @@ class EstimateTest(parameterized.TestCase):
 
     def test_weights_of_fused_attention_are_not_kept(self):
         config = vocap_paper.get_config("vocap_250k")
+        config.model.unroll = 1
         config.model.attention = "flash"
         fused = memory.estimate(config, 8).bytes()["activations"]
         config.model.attention = "xla"
@@ -220,6 +224,18 @@ class EstimateTest(parameterized.TestCase):
         for backend, expected in (("gpu", fused), ("cpu", xla)):
             found = memory.estimate(config, 8, backend=backend).bytes()["activations"]
             self.assertEqual(found, expected)
+
+    @parameterized.parameters(("veco_base", 8), ("mmbert_base_8192", 64), ("xlm_r_large", 8))
+    def test_what_gpus_take(self, name, num_devices):
+        records = json.loads((pathlib.Path(bench.__file__).parent / "compiled.json").read_text())
+        of_kinds = [
+            one for one in records.values()
+            if (one["preset"].split()[0], one["target"]) == (name, f"h100:{num_devices}")
+        ]  # fmt: skip
+        config = bench.config_of(name, num_devices, of_kinds[0]["preset"].split()[1:])
+        found = memory.estimate(config, num_devices, backend="gpu").bytes()
+        peak = max(one["peak"] for one in of_kinds)
+        self.assertBetween(sum(found.values()) / peak, 0.9, 1.2)
 
     @parameterized.parameters(*COMPILED)
     def test_what_a_tpu_takes(self, model, vocab_size, devices):
@@ -246,7 +262,8 @@ class StagesTest(absltest.TestCase):
         share = first["gradients"] / last["gradients"]
         self.assertBetween(share, 0.15, 0.2)
         self.assertAlmostEqual(first["optimizer"] / last["optimizer"], share, places=5)
-        self.assertEqual(3 * first["activations"], last["activations"])
+        # One pass in place of three, and of the table no gradient of each.
+        self.assertBetween(last["activations"] / first["activations"], 2, 6)
 
 
 class StateBytesTest(absltest.TestCase):
@@ -275,6 +292,18 @@ class ActivationsTest(parameterized.TestCase):
         bytes_per_value=4, remat="none", has_attention_weights=True, logits=0, head_shards=1,
         mlp_shards=1,
     )  # fmt: skip
+
+    @parameterized.parameters("dots", "full")
+    def test_unrolled_layers_are_recomputed_too(self, remat):
+        def temporary_bytes(**changes) -> int:
+            settings = dataclasses.replace(
+                sharded.SETTINGS, num_layers=6, max_length=64, unroll=6, **changes
+            )
+            arguments = nn.unbox(boxed_shapes(settings)), sharded.batch()
+            step = jax.jit(jax.grad(functools.partial(sharded.loss, settings)))
+            return step.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
+
+        self.assertLess(temporary_bytes(remat=remat), 0.6 * temporary_bytes())
 
     @parameterized.parameters(
         {}, {"norm_position": "pre"}, {"remat": "full"}, {"dtype": "bfloat16", "remat": "dots"},

@@ -25,7 +25,7 @@ _WAIT = 60  # seconds, for a scheduler and its first worker
 _ONE = threading.Lock()
 
 
-class Dask(contextlib.AbstractContextManager):
+class Dask(contextlib.AbstractContextManager["Dask"]):
     """Workers of a Dask cluster, by the address or the scheduler file of its scheduler.
 
     Raises ValueError if Dask is not installed, or no scheduler with workers answers.
@@ -79,7 +79,7 @@ class Dask(contextlib.AbstractContextManager):
             self._client.cancel(futures)
 
 
-class Beam(contextlib.AbstractContextManager):
+class Beam(contextlib.AbstractContextManager["Beam"]):
     """A runner of Apache Beam with its `options`, which runs a pipeline for each round.
 
     Raises ValueError if Beam is not installed.

@@ -17,7 +17,7 @@ T = TypeVar("T")
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
-class Workers(contextlib.AbstractContextManager):
+class Workers(contextlib.AbstractContextManager["Workers"]):
     """Pool of up to `number` worker processes, started on first use; `key` is their config key.
 
     A context manager. Ctrl-C or a signal in its block ends the workers at once; otherwise they

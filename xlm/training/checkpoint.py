@@ -80,7 +80,7 @@ class _Save(NamedTuple):
     abstract: TrainState
 
 
-class Checkpoints(contextlib.AbstractContextManager):
+class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     """Checkpoints of one run, numbered by steps taken; a context manager.
 
     `keep`, `keep_every`, `max_multiples` and `verify` are those of `TrainSettings`. A `read_only`

@@ -37,7 +37,7 @@ _NAMES = {
 Evaluator = Callable[..., Mapping[str, float]]
 
 
-class Progress(contextlib.AbstractContextManager):
+class Progress(contextlib.AbstractContextManager["Progress"]):
     """Metrics, progress and timing of one call of `train`; a context manager."""
 
     def __init__(
