@@ -135,7 +135,8 @@ _EVALUATION_NOTE = """\
   the softmax is over the whole vocabulary.
 - *seen*: share of held-out runs of at least 13 tokens and 40 characters that training rows have.
 - *unigram*: the loss of a model that knows only the frequencies of tokens.
-- *bits/char*: the loss in bits, times tokens per character. It compares vocabularies.
+- *bits/char*: the loss in bits, times tokens per character. It compares vocabularies, but is
+  kind to short pieces: while one piece of a word is masked, the model sees the others.
 - *retrieval*: share of held-out sentences whose nearest neighbour, by cosine of mean hidden states,
   is their translation in the pivot language, and back. Means over parallel sets."""
 
