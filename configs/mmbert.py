@@ -15,7 +15,7 @@ of each phase in a folder of its own, `pretrain/`, `extend/` and `decay/` with `
 
 k-NN samples have groups of 6 sequences, one for each of 64 devices and each part of a step. A batch
 of 4.7M tokens touches every row, and if devices share groups, each part reduces the table
-(benchmarks/compile.py). On 64 devices of 80 GB all phases fit by `xlm estimate`: vocap needs 74 GB
+(benchmarks/compile.py). On 64 devices of 80 GB all phases fit by `xlm estimate`: vocap needs 34 GB
 at 8,192 tokens.
 
 The shape follows the configs in JHU-CLSP/mmBERT and the published config.json. Both bases of rotary
