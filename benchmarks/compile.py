@@ -83,11 +83,11 @@ _FLAT, _CUBE = {8: "2x4", 64: "8x8", 128: "8x16"}, {8: "2x2x2", 64: "4x4x4", 128
 # serve the ring of eight GPUs. Google: 200, 600 and 400 GB/s in one direction over 4, 6 and 4
 # links. `cpu` is one core of an AMD EPYC: its measured float32 products and copies.
 CHIPS = {
-    "h100": Chip(*costs.CHIPS["h100"], 450e9, _GPUS, 400e9),
-    "h200": Chip(*costs.CHIPS["h200"], 450e9, _GPUS, 400e9),
-    "v5e": Chip(*costs.CHIPS["v5e"], 50e9, _FLAT),
-    "v5p": Chip(*costs.CHIPS["v5p"], 100e9, _CUBE),
-    "v6e": Chip(*costs.CHIPS["v6e"], 100e9, _FLAT),
+    "h100": Chip(*costs.CHIPS["h100"][:3], 450e9, _GPUS, 400e9),
+    "h200": Chip(*costs.CHIPS["h200"][:3], 450e9, _GPUS, 400e9),
+    "v5e": Chip(*costs.CHIPS["v5e"][:3], 50e9, _FLAT),
+    "v5p": Chip(*costs.CHIPS["v5p"][:3], 100e9, _CUBE),
+    "v6e": Chip(*costs.CHIPS["v6e"][:3], 100e9, _FLAT),
     "cpu": Chip(85e9, 17e9, 16e9, 17e9, {}),
 }
 # XLA's GpuTargetConfigProto for compute capability 9.0.

@@ -32,13 +32,20 @@ from xlm.training.step import TrainFunctions
 
 
 class Chip(NamedTuple):
-    """Data sheet: FLOPs in bfloat16 and memory traffic in bytes, per second; bytes of memory."""
+    """Data sheet: FLOPs in bfloat16 and memory traffic in bytes, per second; bytes of memory.
+
+    `traffic` is that beside the products, in bytes per FLOP, times D, in bfloat16: of the best and
+    the worst step of the compile bench with rows of at most 1,024 tokens.
+    """
 
     flops: float
     hbm_rate: float
     hbm_bytes: float
+    traffic: tuple[float, float] = (4, 7)
 
 
+# TPUs have no kernel for attention with dropout, and write its weights.
+_TPU = 4, 12
 # Dense products with sums in float32; memory as devices report it.
 CHIPS = {
     "h100": Chip(989e12, 3.35e12, 84.9e9),
@@ -47,14 +54,12 @@ CHIPS = {
     "rtx4090": Chip(165e12, 1.01e12, 25.3e9),
     "rtx3090": Chip(71e12, 0.936e12, 25.3e9),
     "l4": Chip(121e12, 0.3e12, 23.6e9),
-    "v5e": Chip(197e12, 0.819e12, 17.2e9),
-    "v5p": Chip(459e12, 2.765e12, 102e9),
-    "v6e": Chip(918e12, 1.64e12, 34.4e9),
+    "v5e": Chip(197e12, 0.819e12, 17.2e9, _TPU),
+    "v5p": Chip(459e12, 2.765e12, 102e9, _TPU),
+    "v6e": Chip(918e12, 1.64e12, 34.4e9, _TPU),
 }
-# Shares of the data sheets' rates that large products and streams reach in the compile bench. The
-# traffic beside the products is in bytes per FLOP, times D, in bfloat16: for the best and the worst
-# step of that bench with rows of at most 1,024 tokens.
-PRODUCTS, STREAMS, TRAFFIC = 0.7, 0.9, (4, 13)
+# Shares of the data sheets' rates that large products and streams reach in the compile bench.
+PRODUCTS, STREAMS = 0.7, 0.9
 # Held-out bits per character of small encoders by the recipe of configs/one_gpu.py: E + B / D^b for
 # D tokens. The fit covers at most `LAW_TO` tokens, and at least 3 per parameter of the layers
 # (research/studies/scaling.py). Its error is `LAW_ERROR` at three times as many tokens.
@@ -125,7 +130,7 @@ def roofline(config: ConfigDict, chip: Chip, flops: float) -> tuple[float, float
     width = config.model.hidden_size * (1 if config.model.dtype == "bfloat16" else 0.5)
     least, most = (
         flops / (PRODUCTS * chip.flops) + flops * bytes / width / (STREAMS * chip.hbm_rate)
-        for bytes in TRAFFIC
+        for bytes in chip.traffic
     )
     return least, most
 
