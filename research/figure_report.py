@@ -17,7 +17,8 @@ NOTE = f"""\
 *loss - unigram*: exact held-out loss minus that of the language's unigram distribution, in nats per
 token, and the language with the highest value. Below zero an encoder has learned from context.
 *bits/char*: the same loss in bits per character, which compares vocabularies; less is better. It
-favours short pieces: while one piece of a word is masked, the model sees the others. Means are over all languages that every run has, and as in the paper over high-resource
+favours short pieces: while one piece of a word is masked, the model sees the others.
+Means are over all languages that every run has, and as in the paper over high-resource
 ({", ".join(HIGH)}) and low-resource ones ({", ".join(LOW)}). Tasks: trained on English, mean of the
 other languages that every run has, per cent; *examples* is their number of test examples. Cells are
 means over seeds, with minimum and maximum, and the number of seeds if some lack the score.
