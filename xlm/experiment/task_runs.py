@@ -66,6 +66,7 @@ def run(
     config = task_data.with_labels(config, known)
     options = task_settings(config)
     prepare: Callable[..., Callable[[], dict[str, Any]]]
+    files: Callable[[TaskSettings], list[pathlib.Path]]
     if options.task.is_translation:
         prepare, files = translation_runs.prepare, translation.data_files
         pretrained = translation.read_start(config)
