@@ -93,7 +93,7 @@ class ExactMaskedLM:
         }
         self._unigram: dict[str, float] = {}
         self._batch_loss = self._batches.jit(
-            lambda params, *fold: masked_loss(objective, params, fold[0], fold[1], num_folds)
+            lambda params, tokens, masked: masked_loss(objective, params, tokens, masked, num_folds)
         )
 
     def __call__(self, state) -> Mapping[str, float]:
