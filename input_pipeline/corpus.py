@@ -379,8 +379,8 @@ def _check_languages(spec: CorpusSpec, found: Collection[str]) -> None:
         )
     if not found:
         raise ValueError(
-            f"{root}: no text found in {places}; call text files <lang>.txt or <lang>.jsonl "
-            "(also .gz, .xz, .bz2, .zst), for example en.txt"
+            f"{root}: no text found in {[one or '.' for one in places]}; call text files "
+            "<lang>.txt or <lang>.jsonl (also .gz, .xz, .bz2, .zst), for example en.txt"
         )
 
 

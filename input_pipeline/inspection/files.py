@@ -153,7 +153,8 @@ class Reader:
         for data in self.pieces():
             yield self.block(data)
         for name, bit in _ODD.items():
-            if name in self.report.kinds:  # the remedy takes only these characters
+            # The remedies take only these characters, but clean.bad_lines takes whole lines.
+            if name != "bad_utf8" and name in self.report.kinds:
                 self.report.kinds[name].taken = int(self._odd[bit.bit_length() - 1])
 
     def pieces(self) -> Iterator[bytes]:

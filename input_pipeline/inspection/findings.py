@@ -41,7 +41,10 @@ class Rule(NamedTuple):
 
 RULES = {
     "fault": Rule(
-        "files damaged, or with lines that are not JSON", "copy them again", 0, stops=True
+        "files damaged, or with lines that are not JSON",
+        "copy damaged files again; clean.bad_lines for single lines",
+        0,
+        stops=True,
     ),
     "empty": Rule("empty files, which builds leave out", "remove them", 0),
     "same_language": Rule("text as like another as one language", "check the names of both", 0),

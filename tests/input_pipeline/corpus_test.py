@@ -331,6 +331,7 @@ class FaultsTest(_CorpusTest):
             (f"{both}_eval.*; remove it", {"text": (".", "dev"), "parallel_eval": ("d*",)}),
             (f"{both}, .*; remove it", {"text": (".", "dev"), "parallel": ("d*",)}),
             (r"no text found in \['notes'\].*<lang>.txt", {"text": ("notes",)}),
+            (r"no text found in \['.'\]", {"text": ("",), "root": str(self.folder / "notes")}),
             ("en.txt.lz4: unknown compression", {"text": ("text",)}),
             ("language 'sw' has too little text", {"text": ("short",)}),
             ("sw.txt: 1 lines, .*has 2", {"parallel": ("unequal",)}),

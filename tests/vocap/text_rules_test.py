@@ -84,6 +84,7 @@ class NormalizerTest(parameterized.TestCase):
         ({"normalizer": "nfx"}, "must be one of nmt_nfkc"), ({"whitespace": "keep"}, "nmt_nfkc"),
         ({"split_digits": True, "pattern": "a"}, "split_digits=False"),
         ({"user_defined_symbols": ("a", "a")}, "distinct"),
+        ({"user_defined_symbols": ("b", "New York")}, r"\['New York'\]: .*without"),
     )  # fmt: skip
     def test_contradictions(self, settings, message):
         with self.assertRaisesRegex(ValueError, message):
