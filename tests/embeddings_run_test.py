@@ -108,9 +108,10 @@ class EmbeddingsRunTest(folders.FolderTest):
         names = ["negative_1", "negative_2"]
         wrong = {(row["query"], row[name]) for row in rows for name in names}
         self.assertEmpty(wrong & right)
+        self.write("hard/test.en.tsv", "".join(f"{a}\t{b}\n" for a, b in pairs(16, 16)))
         config = tiny_tasks.config("embeddings", task__root=str(output.parent),
                                    task__negative_columns=names)  # fmt: skip
-        self.assertIn("validation", tiny_tasks.run(config, self.folder / "run"))
+        self.assertIn("mrr", tiny_tasks.run(config, self.folder / "run")["test"]["en"])
 
     def test_a_student_learns_the_vectors_of_its_teacher(self):
         data = str(learned().parent / "data")

@@ -58,7 +58,8 @@ class TaskSettings:
       group_column: a hold-out keeps a user's own rows with one value together, such as translations
         or parts of a document; "" for `id_column`.
       max_bad_rows: most malformed rows to leave out; bad_rows.jsonl then lists them.
-      negative_columns: of embeddings, columns of passages that do not belong to the query.
+      negative_columns: of embeddings, columns of passages that do not belong to the query, in the
+        training data.
       query_prefix, passage_prefix: of embeddings, text before each query and each passage.
       temperature: of embeddings, the divisor of cosines in the loss.
       contrast_margin: of embeddings, subtracted from the cosine of a pair in its comparison with
@@ -225,10 +226,13 @@ class TaskSettings:
         return (known[split],)
 
     def source(self, split: str, language: str = "en") -> Source:
-        root, data_dir = places.fetched(self.root), self.data_dir or None
+        root, data_dir, task = places.fetched(self.root), self.data_dir or None, self.task
         patterns = self.patterns(split, language)
+        if split != "train" and task.columns is not None and task.is_embedding:
+            pair = task.columns.pair[:1]  # without wrong passages
+            task = dataclasses.replace(task, columns=task.columns._replace(pair=pair))
         return Source(
-            self.task, root, patterns, language, self.language_codes, data_dir, self.max_bad_rows
+            task, root, patterns, language, self.language_codes, data_dir, self.max_bad_rows
         )
 
 
