@@ -176,6 +176,12 @@ class VocabularySettings(TrainerSettings):
                 f"{self.user_defined_symbols}; must be distinct, not empty, and none of "
                 f"{' '.join(SPECIALS)}"
             )
+        spaced = [one for one in self.user_defined_symbols if " " in one]
+        if spaced and self.method != "byte_bpe":
+            raise ValueError(
+                f"vocab.user_defined_symbols has {spaced}: SentencePiece finds no symbol with a "
+                "blank in a text; write it without, such as 'New_York', or set vocab.method=byte_bpe"
+            )
 
     @property
     def fixed(self) -> tuple[str, ...]:

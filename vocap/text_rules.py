@@ -77,11 +77,6 @@ class TextRules:
                 f"vocab.user_defined_symbols is {self.user_defined_symbols}, must be distinct "
                 "texts, none of them empty"
             )
-        if spaced := [one for one in self.user_defined_symbols if " " in one]:
-            raise ValueError(
-                f"vocab.user_defined_symbols has {spaced}: SentencePiece finds no symbol with a "
-                "blank in a text; write it without, such as 'New_York'"
-            )
 
     @property
     def keeps_whitespace(self) -> bool:

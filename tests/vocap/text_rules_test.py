@@ -84,11 +84,16 @@ class NormalizerTest(parameterized.TestCase):
         ({"normalizer": "nfx"}, "must be one of nmt_nfkc"), ({"whitespace": "keep"}, "nmt_nfkc"),
         ({"split_digits": True, "pattern": "a"}, "split_digits=False"),
         ({"user_defined_symbols": ("a", "a")}, "distinct"),
-        ({"user_defined_symbols": ("b", "New York")}, r"\['New York'\]: .*without"),
     )  # fmt: skip
     def test_contradictions(self, settings, message):
         with self.assertRaisesRegex(ValueError, message):
             TextRules(**settings)
+
+    def test_symbols_with_blanks_are_for_tokens_of_bytes(self):
+        given = {"user_defined_symbols": ("b", "New York"), "target_size": 999}
+        with self.assertRaisesRegex(ValueError, r"\['New York'\]: .*without"):
+            VocabularySettings(method="union", **given)
+        self.assertIn("New York", VocabularySettings(method="byte_bpe", **given).fixed)
 
 
 def counted(pattern: str, lines: list[str]) -> collections.Counter[str]:
