@@ -180,7 +180,7 @@ class VocabularySettings(TrainerSettings):
         if spaced and self.method != "byte_bpe":
             raise ValueError(
                 f"vocab.user_defined_symbols has {spaced}: SentencePiece finds no symbol with a "
-                "blank in a text; write it without, such as 'New_York', or set vocab.method=byte_bpe"
+                "blank in a text; write it as 'New_York', or set vocab.method=byte_bpe"
             )
 
     @property
