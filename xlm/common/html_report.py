@@ -83,7 +83,7 @@ def _name_languages(tokens: Sequence) -> None:
             named |= {column} if after.content == "language" else set()
             column += 1
         elif token.type == "td_open":
-            name = languages.with_script(after.content) if column in named else ""
+            name = languages.with_script(_plain(after.content)) if column in named else ""
             if name:
                 added = type(after)(
                     "html_inline", "", 0, content=f" <small>{html.escape(name)}</small>"
@@ -95,7 +95,12 @@ def _name_languages(tokens: Sequence) -> None:
 def _title(text: str) -> str:
     """Return the first heading, without its marks."""
     found = re.search(r"^# (.*)$", text, re.MULTILINE)
-    return re.sub(r"\\(.)", r"\1", found[1]) if found else "Report"
+    return _plain(found[1]) if found else "Report"
+
+
+def _plain(text: str) -> str:
+    """Undo `tables.escaped`."""
+    return re.sub(r"\\(.)", r"\1", text)
 
 
 def asset(name: str) -> str:

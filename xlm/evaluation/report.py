@@ -81,7 +81,8 @@ def write_report(
         parts += ["## Examples", _EXAMPLES_NOTE, examples]
     faults = {one: fault.partition(": ") for one, fault in dataset.shares.items()}
     off = [{"language": k, "held-out share": v[0], "reason": v[2]} for k, v in faults.items()]
-    parts += ["## Evaluation", _evaluation_table(losses), _EVALUATION_NOTE]
+    note = _EVALUATION_NOTE + _RETRIEVAL_NOTE * any("chance" in row for row in losses)
+    parts += ["## Evaluation", _evaluation_table(losses), note]
     parts += [tables.markdown(off, left=3), *more]
     if results.detection:
         svg = _by_step(metrics, _AUC, {"chance": 0.5}, "AUC, mean of languages")
@@ -136,7 +137,8 @@ _EVALUATION_NOTE = """\
 - *seen*: share of held-out runs of at least 13 tokens and 40 characters that training rows have.
 - *unigram*: the loss of a model that knows only the frequencies of tokens.
 - *bits/char*: the loss in bits, times tokens per character. It compares vocabularies, but is
-  kind to short pieces: while one piece of a word is masked, the model sees the others.
+  kind to short pieces: while one piece of a word is masked, the model sees the others."""
+_RETRIEVAL_NOTE = """
 - *retrieval*: share of held-out sentences whose nearest neighbour, by cosine of mean hidden states,
   is their translation in the pivot language, and back. Means over parallel sets."""
 
