@@ -23,7 +23,7 @@ from xlm.models import attention, segments
 from xlm.models.attention import Attention
 from xlm.models.encoder import Encoder
 from xlm.models.segment_attention import segment_attention
-from xlm.models.segments import segment_mask, window_mask
+from xlm.models.segments import SegmentMask, segment_mask, window_mask
 from xlm.models.softmax_attention import attend
 from xlm.training.flops import matmul_flops
 
@@ -38,7 +38,7 @@ def mix(half: int, kernel: str, of_segments, query, keys, values):
     """Attention between the projections of a module, with no mask but segments."""
     module = Attention(H * D, H, 0.0, "float32", kernel, half_window=half)
     pair = attention.KeysValues(keys, values)
-    return module._mixed(query, pair, None, None, None, of_segments, True, kernel, False)
+    return module._mixed(query, pair, SegmentMask(of_segments), None, None, True, kernel, False)
 
 
 def seen(half: int, of_segments):
@@ -88,8 +88,7 @@ class SeenTest(parameterized.TestCase):
             mock.patch.object(attention, "LONGEST_AT_ONCE", longest),
         ):
             rngs = {"dropout": jax.random.key(0)}
-            mask = None if longest == 8 else segment_mask(of_segments)
-            options = {"mask": mask, "segments": of_segments, "deterministic": False}
+            options = {"mask": SegmentMask(of_segments), "deterministic": False}
             found, _ = module.apply({"params": params}, x, **options, rngs=rngs)
         seen = np.asarray(segment_mask(of_segments) & window_mask(length, length, half))[:, 0]
         self.assertTrue((np.asarray(found)[~seen] == 0).all())
