@@ -1,5 +1,6 @@
 """Rounds of back-translation: what each run learns from, a stop in the middle, and refusals."""
 
+import math
 import pathlib
 from unittest import mock
 
@@ -17,7 +18,7 @@ class BackTranslationTest(folders.FolderTest):
         config = tiny_translation.config("en-de", **overrides)
         with tiny_tasks.quick():
             return back_translation.run(
-                config, self.folder / name, texts, rounds, (-100.0, 100.0), {"beams": 1}
+                config, self.folder / name, texts, rounds, (-math.inf, 100.0), {"beams": 1}
             )
 
     def test_two_rounds_that_stop_in_between_are_those_of_one_go(self):

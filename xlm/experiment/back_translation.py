@@ -44,7 +44,7 @@ def run(
         )
     identity = {"texts": {k: str(v) for k, v in texts.items()}, "limits": list(limits),
                 "decoding": dict(decoding), "config": config.to_dict()}  # fmt: skip
-    artifacts.open_stage(workdir, identity).claim()
+    artifacts.open_stage(workdir, artifacts.with_nulls(identity)).claim()
     forward, backward = f"{source}-{target}", f"{target}-{source}"
     made: dict[str, pathlib.Path] = {}  # the newest synthetic pairs and runs, by direction
     results, runs = [], dict[str, pathlib.Path]()
