@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import io
 import itertools
 import pathlib
 from collections.abc import Iterator, Sequence
@@ -11,6 +10,7 @@ import jax
 import numpy as np
 from absl import logging
 
+from input_pipeline import array_files
 from input_pipeline.tasks import files
 from input_pipeline.tasks.embeddings import EmbeddingExample, read_examples
 from input_pipeline.tasks.examples import BadRow
@@ -99,8 +99,7 @@ class TextEncoder:
         for number, part in enumerate(parts):
             some = lines[number * CHUNK : (number + 1) * CHUNK]
             if not part.exists():
-                np.save(buffer := io.BytesIO(), compressed(self(some, role), precision))
-                artifacts.write_bytes(part, buffer.getvalue())
+                array_files.save(part, compressed(self(some, role), precision))
             yield number * CHUNK + len(some)
         whole = np.lib.format.open_memmap(aside, "w+", precision, (len(lines), self._dimension))
         for number, part in enumerate(parts):
@@ -206,7 +205,7 @@ def taught(
     of a narrower one get zeros.
     """
     path = folder / TEACHER
-    if hosts.is_first() and not path.exists():
+    if not hosts.as_on_first([path.exists()])[0]:  # all hosts encode together
         logging.info("encoding the training queries by %s", options.teacher)
         teacher = TextEncoder(places.fetched(options.teacher))
         vectors = teacher([example.texts[0] for one in data for example in one.examples], "query")
@@ -214,8 +213,8 @@ def taught(
             kept = np.linalg.eigh(vectors.T @ vectors)[1][:, : -width - 1 : -1]
             vectors = vectors @ kept
         vectors = np.pad(vectors, ((0, 0), (0, max(width - vectors.shape[1], 0))))
-        np.save(buffer := io.BytesIO(), vectors)
-        artifacts.write_bytes(path, buffer.getvalue())
+        if hosts.is_first():
+            array_files.save(path, vectors)
     hosts.wait_for_all("the teacher's vectors are written")
     rows = iter(read_vectors(path))
     return [
