@@ -151,8 +151,8 @@ def estimate(config: ConfigDict, num_devices: int, stage: int = -1, backend: str
         "backend": backend,
     }
     sizes = activation_sizes(masked_lm.encoder.settings, rows, length, logits, **on_device)
-    # VECO's terms each have a pass, and an exact layer their own gradient of the table. One pass
-    # reads all of what trains if that is cross-attention.
+    # Each term of VECO has a pass, and of an exact layer its own gradient of the table. If only
+    # cross-attention trains, one pass reads all of it.
     is_crossed, passes = isinstance(packed_term(objective), CrossMLM), 1
     is_cross = set(trained) == {"layers"} and set(trained["layers"]) <= set(CROSS_ATTENTION)
     if is_crossed and not is_cross:
